@@ -1,0 +1,24 @@
+"""Errors a user can cause. The command line prints the sentence and exits with the code; nothing else is shown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user asked for cannot be done: what was wrong, what was expected, what to do."""
+
+    exit_code = 2
+
+
+class StorageError(UserError):
+    """Reading or writing the run folder failed."""
+
+    exit_code = 74
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'X'?` for the closest of `choices`, or an empty string."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

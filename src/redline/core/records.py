@@ -1,0 +1,111 @@
+"""The records that travel between the folders, and the few operations on them.
+
+A record is a NamedTuple of tensors with the batch on axis 0: immutable, a pytree for torch.compile, and free of hidden state.
+N games, C cells, A actions, B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+# Any NamedTuple of tensors: a game's State, a Step, a Batch.
+RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a learner must know of an environment."""
+
+    obs_shape: tuple[int, ...]  # of one observation, channels first for boards: (planes, height, width)
+    obs_dtype: torch.dtype
+    obs_scale: tuple[float, ...]  # per channel: multiplied in, it brings the observation to about [0, 1]
+    obs_high: int  # largest value an observation holds; the smallest is 0
+    num_actions: int
+    score_name: str  # what the score counts, in the player's words
+
+
+class Events(NamedTuple):
+    """What a step of a game brought besides its reward. Each (N,)."""
+
+    score: Tensor  # int32: added to the game's own count (Snake: foods)
+    won: Tensor  # bool: the game is over and won
+    truncated: Tensor  # bool: the rules ask for an end that is no death (Snake: starvation)
+
+
+class Episode(NamedTuple):
+    """The episode under way; of the one that just ended where a Step says so. Each (N,)."""
+
+    length: Tensor  # int32: steps
+    score: Tensor  # int32
+    reward: Tensor  # float32: sum of rewards
+
+
+class Step(NamedTuple):
+    """One step of N games with same-step auto-reset. `S` is the game's State; each tensor (N, …)."""
+
+    reward: Tensor  # float32
+    terminated: Tensor  # bool: the game ended; its value is what was earned
+    truncated: Tensor  # bool: cut short (time limit, starvation); bootstrap from final_state
+    won: Tensor  # bool: terminated by winning
+    final_state: Any  # State after the action and before any reset; equals the next state where nothing ended
+    episode: Episode  # counts including this step; an episode's result where terminated | truncated
+
+
+class Batch(NamedTuple):
+    """Sampled transitions for a value learner. Each (B, …)."""
+
+    obs: Tensor  # observation
+    action: Tensor  # int64
+    reward: Tensor  # float32: discounted n-step sum
+    next_obs: Tensor  # observation to bootstrap from
+    discount: Tensor  # float32: gamma ** steps taken, 0 where the game terminated
+    weight: Tensor  # float32: 0 for a sample that must not count, else 1 (or an importance weight)
+
+
+def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
+    """Apply `function` field by field to records of one type, nested records included."""
+    first = records[0]
+    values = (
+        map_record(function, *fields) if isinstance(fields[0], tuple) else function(*fields)
+        for fields in zip(*records, strict=True)
+    )
+    return first._make(values)  # type: ignore[attr-defined,no-any-return]
+
+
+def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
+    """Lane by lane: `yes` where `condition` (N,) bool, else `no`."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(condition.view(-1, *(1,) * (a.dim() - 1)), a, b)
+
+    return map_record(choose, yes, no)
+
+
+def leaves(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a record by dotted name."""
+    found: dict[str, Tensor] = {}
+    for name, value in zip(record._fields, record, strict=True):  # type: ignore[attr-defined]
+        if isinstance(value, tuple):
+            found.update(leaves(value, f"{prefix}{name}."))
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def from_leaves(like: RecordT, tensors: dict[str, Tensor], prefix: str = "") -> RecordT:
+    """The inverse of `leaves`: a record shaped like `like` from tensors by dotted name."""
+    values = (
+        from_leaves(value, tensors, f"{prefix}{name}.") if isinstance(value, tuple) else tensors[prefix + name]
+        for name, value in zip(like._fields, like, strict=True)  # type: ignore[attr-defined]
+    )
+    return like._make(values)  # type: ignore[attr-defined,no-any-return]
+
+
+def assign(target: RecordT, source: RecordT) -> None:
+    """Copy `source` into the static buffers of `target`."""
+    map_record(lambda a, b: a.copy_(b), target, source)

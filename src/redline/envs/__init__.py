@@ -1,0 +1,102 @@
+"""Environments for people: `make` gives N games on a device, tensors in, tensors out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline import games
+from redline.core.errors import UserError, nearest
+from redline.core.records import Episode, Spec
+from redline.envs import batch
+from redline.envs.batch import Lanes, Rules
+
+__all__ = ["Env", "EnvStep", "Lanes", "Rules", "make", "make_rules"]
+
+
+class EnvStep(NamedTuple):
+    """What `Env.step` returns, the same structure and shapes every step. Each (N, …)."""
+
+    obs: Tensor  # after the action, and after the reset where the episode ended
+    reward: Tensor  # float32
+    terminated: Tensor  # bool: the game ended
+    truncated: Tensor  # bool: cut short; bootstrap from final_obs
+    won: Tensor  # bool
+    final_obs: Tensor  # before any reset; equals obs where nothing ended
+    episode: Episode  # length, score and reward so far, this step included; the result where the episode ended
+
+
+class Env:
+    """N games of one kind on one device."""
+
+    def __init__(self, rules: Rules, num_envs: int, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        if num_envs < 1:
+            raise UserError(f"num_envs is {num_envs}; expected at least 1 environment.")
+        self.rules, self.num_envs, self.device, self.seed = rules, num_envs, torch.device(device), seed
+        self.lanes: Lanes | None = None
+
+    @property
+    def spec(self) -> Spec:
+        return self.rules.game.spec(self.rules.config)
+
+    @torch.no_grad()
+    def reset(self, seed: int | None = None) -> Tensor:
+        """Start every lane's first episode and return the observations (N, …)."""
+        self.seed = self.seed if seed is None else seed
+        lanes = torch.arange(self.num_envs, device=self.device)
+        self.lanes = batch.reset(self.rules, batch.lane_keys(self.seed, lanes))
+        return self.observe()
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> EnvStep:
+        """Play action (N,) integer in every lane; a lane whose episode ends starts the next one in the same step."""
+        if self.lanes is None:
+            raise UserError("step was called before reset; call reset first.")
+        if action.shape != (self.num_envs,):
+            raise UserError(f"step expects actions of shape ({self.num_envs},), got {tuple(action.shape)}.")
+        self.lanes, step = batch.step(self.rules, self.lanes, action.to(self.device))
+        final_obs = self.rules.game.observe(self.rules.config, step.final_state)
+        return EnvStep(
+            self.observe(), step.reward, step.terminated, step.truncated, step.won, final_obs, step.episode
+        )
+
+    @torch.no_grad()
+    def observe(self) -> Tensor:
+        """The present observations (N, …)."""
+        if self.lanes is None:
+            raise UserError("observe was called before reset; call reset first.")
+        return self.rules.game.observe(self.rules.config, self.lanes.game)
+
+    def legal(self) -> Tensor:
+        """(N, A) bool: the actions that may be taken now."""
+        if self.lanes is None:
+            raise UserError("legal was called before reset; call reset first.")
+        return self.rules.game.legal(self.rules.config, self.lanes.game)
+
+
+def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
+    """The game called `name` with its options set; an unknown option names the nearest."""
+    game = games.load(name)
+    known = {field.name for field in dataclasses.fields(game.Config)}
+    for option in options or {}:
+        if option not in known:
+            raise UserError(f"{name} has no option '{option}'{nearest(option, known)} Options: {', '.join(sorted(known))}.")
+    if time_limit < 0:
+        raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
+    return Rules(game, game.Config(**(options or {})), time_limit)
+
+
+def make(
+    name: str,
+    num_envs: int = 1,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    time_limit: int = 0,
+    **options: Any,
+) -> Env:
+    """N games on a device: `make("snake", num_envs=4096, device="cuda", seed=0, width=7)`."""
+    return Env(make_rules(name, options, time_limit), num_envs, device, seed)

@@ -1,0 +1,72 @@
+"""N games on one device: time limit, auto-reset, final state and episode statistics, once for all games.
+
+`reset` and `step` are pure functions over tensors, so that a whole training iteration compiles and captures; `Env` in
+`redline.envs` holds their state for people.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline.core import random
+from redline.core.records import Episode, Step, where
+from redline.games import Game
+
+
+class Rules(NamedTuple):
+    """A game with its settings: everything about an environment that is not a tensor."""
+
+    game: Game
+    config: Any
+    time_limit: int  # steps until an episode is truncated, 0: none
+
+
+class Lanes(NamedTuple):
+    """The state of N environments. A lane plays one game after another, each from its own random stream."""
+
+    game: Any  # the game's State
+    key: Tensor  # (N,) int32: root of the lane's streams, from seed and lane number
+    played: Tensor  # (N,) int32: episodes finished
+    episode: Episode  # the one under way
+
+
+def lane_keys(seed: int, lanes: Tensor) -> Tensor:
+    """Root keys of the given lane numbers (N,) int64 -> (N,) int32. Lane i has the same key in a batch of any size."""
+    return random.fold(random.seed_key(seed, lanes.device), lanes)
+
+
+def reset(rules: Rules, keys: Tensor) -> Lanes:
+    """Start every lane's first episode. keys (N,) int32."""
+    zero = torch.zeros_like(keys)
+    episode = Episode(length=zero, score=zero.clone(), reward=torch.zeros_like(keys, dtype=torch.float32))
+    state = rules.game.init(rules.config, random.fold(keys, zero))
+    return Lanes(game=state, key=keys, played=zero.clone(), episode=episode)
+
+
+def step(rules: Rules, lanes: Lanes, action: Tensor) -> tuple[Lanes, Step]:
+    """Play one action (N,) in every lane; lanes whose episode ended start the next one in the same step."""
+    state, reward, terminated, events = rules.game.step(rules.config, lanes.game, action)
+    episode = Episode(
+        length=lanes.episode.length + 1,
+        score=lanes.episode.score + events.score,
+        reward=lanes.episode.reward + reward,
+    )
+    truncated = events.truncated
+    if rules.time_limit:
+        truncated = truncated | (episode.length >= rules.time_limit)
+    truncated = truncated & ~terminated
+    ended = terminated | truncated
+
+    played = lanes.played + ended.to(torch.int32)
+    fresh = rules.game.init(rules.config, random.fold(lanes.key, played))
+    zero = Episode(*(torch.zeros_like(x) for x in episode))
+    after = Lanes(
+        game=where(ended, fresh, state),
+        key=lanes.key,
+        played=played,
+        episode=where(ended, zero, episode),
+    )
+    return after, Step(reward, terminated, truncated, events.won, state, episode)

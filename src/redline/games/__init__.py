@@ -1,0 +1,41 @@
+"""The games, found by scanning this folder: a module here that defines `step` is a game, named by its file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from redline.core.errors import UserError, nearest
+from redline.core.records import Events, Spec
+
+
+class Game(Protocol):
+    """What a game's module offers. Config is its frozen dataclass, State its NamedTuple of tensors, batch on axis 0."""
+
+    VERSION: int
+    PALETTE: tuple[tuple[str, tuple[int, int, int]], ...]
+    HIDDEN: tuple[str, ...]
+    Config: type[Any]
+    State: type[Any]
+
+    def spec(self, config: Any) -> Spec: ...
+    def init(self, config: Any, key: Tensor) -> Any: ...
+    def step(self, config: Any, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Events]: ...
+    def observe(self, config: Any, state: Any) -> Tensor: ...
+    def legal(self, config: Any, state: Any) -> Tensor: ...
+    def cells(self, config: Any, state: Any) -> Tensor: ...
+
+
+def names() -> list[str]:
+    """All games, alphabetically."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def load(name: str) -> Game:
+    """The game called `name`."""
+    if name not in names():
+        raise UserError(f"There is no game '{name}'{nearest(name, names())} Games: {', '.join(names())}.")
+    return cast(Game, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,282 @@
+"""Snake. Eat the food, grow by one, do not run into the wall or into yourself; the board is full: you have won.
+
+    . . . . . .      The body is kept as *ages*: for each cell, the number of moves until the snake leaves it.
+    . 1 2 . . .      The head of a snake of length 5 holds 5, its tail 1, a free cell 0. A move without food takes
+    . . 3 4 5 .      one from every cell; a move onto food takes nothing. So the move onto the tail's cell is legal:
+    . . . . * .      the tail leaves as the head arrives.
+
+Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from the upper left corner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Events, Spec
+from redline.core.select import nth_set
+
+VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
+
+PALETTE = (  # what `cells` numbers: name and colour
+    ("floor", (24, 26, 32)),
+    ("body", (64, 160, 92)),
+    ("head", (150, 230, 120)),
+    ("food", (226, 74, 62)),
+)
+
+_PLACE, _TURN = -1, -2  # draws made once an episode; the draw of a food is numbered by the snake's length
+
+
+@dataclass(frozen=True)
+class Config:
+    """Rules, rewards and view of a Snake game."""
+
+    width: int = 10  # columns, 4 to 32
+    height: int = 10  # rows, 4 to 32
+    start_length: int = 3  # of a new snake, laid out straight
+    start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
+    starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
+    view: Literal["planes", "centred"] = "planes"  # whole board; or seen from the head, heading up, relative actions
+    reward_food: float = 1.0
+    reward_death: float = -1.0
+    reward_win: float = 5.0  # on top of the last food
+    reward_step: float = 0.0  # every move
+    reward_closer: float = 0.0  # shaping: for a move that shortens the distance to the food; taken away when it grows
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height"):
+            if not 4 <= getattr(self, name) <= 32:
+                raise UserError(f"env.{name} is {getattr(self, name)}; a Snake board has 4 to 32 columns and rows.")
+        if not 1 <= self.start_length <= min(self.width, self.height):
+            raise UserError(
+                f"env.start_length is {self.start_length}; a snake on a {self.width}x{self.height} board can start with "
+                f"1 to {min(self.width, self.height)} cells. Take a shorter snake or a larger board."
+            )
+        if self.start not in ("centre", "random"):
+            raise UserError(f"env.start is '{self.start}'; expected centre or random.")
+        if self.view not in ("planes", "centred"):
+            raise UserError(f"env.view is '{self.view}'; expected planes or centred.")
+        if not 0 <= self.starvation <= 30_000:
+            raise UserError(f"env.starvation is {self.starvation}; expected 0 (automatic) to 30000 moves.")
+
+    @property
+    def cells(self) -> int:
+        return self.width * self.height
+
+    @property
+    def patience(self) -> int:
+        return self.starvation or 3 * self.cells
+
+
+class State(NamedTuple):
+    """N games of Snake. About 115 bytes a game on the 10x10 board."""
+
+    ages: Tensor  # (N, H, W) int8, int16 above 127 cells: moves until the cell is free, 0 free
+    head: Tensor  # (N,) int16: cell of the head
+    food: Tensor  # (N,) int16: cell of the food, -1 on a full board
+    heading: Tensor  # (N,) int8: direction of the last move
+    length: Tensor  # (N,) int16: cells of the snake
+    hunger: Tensor  # (N,) int16: moves since the last food
+    key: Tensor  # (N,) int32: random stream of the episode
+
+
+HIDDEN = ("length", "hunger", "key")  # fields no observation reads: a replay need not store them
+
+
+def spec(config: Config) -> Spec:
+    dtype = torch.uint8 if config.cells <= 255 else torch.int16
+    planes = (3, config.height, config.width)
+    if config.view == "centred":
+        side = 2 * max(config.width, config.height) - 1
+        planes = (3, side, side)
+    return Spec(
+        obs_shape=planes,
+        obs_dtype=dtype,
+        obs_scale=(1.0 / config.cells, 1.0, 1.0),
+        obs_high=config.cells,
+        num_actions=4 if config.view == "planes" else 3,
+        score_name="foods",
+    )
+
+
+def init(config: Config, key: Tensor) -> State:
+    """New games from their streams. key (N,) int32."""
+    height, width, length = config.height, config.width, config.start_length
+    if config.start == "random":
+        heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
+        down, right = _direction(heading)
+        # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
+        room_down = height - down.abs() * (length - 1)
+        room_right = width - right.abs() * (length - 1)
+        place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
+        row = place // room_right + torch.where(down > 0, length - 1, 0)
+        column = place % room_right + torch.where(right > 0, length - 1, 0)
+    else:
+        heading = torch.ones_like(key)
+        down, right = _direction(heading)
+        row = torch.full_like(key, height // 2)
+        column = torch.full_like(key, (width + length - 1) // 2)
+
+    rows, columns = _grid(config, key.device)
+    rows_behind, columns_behind = _board(row) - rows, _board(column) - columns
+    behind = rows_behind * _board(down) + columns_behind * _board(right)
+    beside = rows_behind * _board(right) + columns_behind * _board(down)
+    ages = torch.where((beside == 0) & (behind >= 0) & (behind < length), length - behind, 0)
+
+    # The body lies straight, so the free cell of a given rank is found by stepping over the body's cells in rising order.
+    head, stride = row * width + column, down * width + right
+    first = torch.minimum(head, head - (length - 1) * stride)
+    lengths = torch.full_like(key, length)
+    food = _food_rank(config, key, lengths)
+    for place_in_body in range(length):
+        food = food + (food >= first + place_in_body * stride.abs()).to(torch.int32)
+    return State(
+        ages=ages.to(_age_dtype(config)),
+        head=head.to(torch.int16),
+        food=food.to(torch.int16),
+        heading=heading.to(torch.int8),
+        length=lengths.to(torch.int16),
+        hunger=torch.zeros_like(key, dtype=torch.int16),
+        key=key,
+    )
+
+
+def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
+    """One move. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
+
+    A snake that dies stays where it was: the last board of an episode is a legal one.
+    """
+    head, food = state.head.to(torch.int32), state.food.to(torch.int32)
+    heading = _turn(config, state.heading.to(torch.int32), action.to(torch.int32))
+    down, right = _direction(heading)
+    row, column = _row_column(config, head)
+    row, column = row + down, column + right
+    inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
+    target = torch.where(inside, row * config.width + column, head)
+
+    age = state.ages.flatten(1).gather(1, target.to(torch.int64).unsqueeze(1)).squeeze(1)
+    died = ~inside | (age > 1)
+    ate = (target == food) & ~died
+    length = state.length.to(torch.int32) + ate
+    won = length == config.cells
+
+    arrives = _at(config, torch.where(died, -1, target))
+    leaves = (~died & ~ate).to(state.ages.dtype).view(-1, 1, 1)
+    ages = torch.where(arrives, length.to(state.ages.dtype).view(-1, 1, 1), (state.ages - leaves).clamp(min=0))
+    new_food = nth_set((ages == 0).flatten(1), _food_rank(config, state.key, length))
+    hunger = torch.where(ate, 0, state.hunger.to(torch.int32) + 1)
+
+    reward = (
+        config.reward_step
+        + config.reward_food * ate.to(torch.float32)
+        + config.reward_win * won.to(torch.float32)
+        + config.reward_death * died.to(torch.float32)
+    )
+    if config.reward_closer:
+        nearer = _distance(config, head, food) - _distance(config, target, food)
+        reward = reward + config.reward_closer * nearer.to(torch.float32)
+
+    new_state = State(
+        ages=ages,
+        head=torch.where(died, head, target).to(torch.int16),
+        food=torch.where(won, -1, torch.where(ate, new_food, food)).to(torch.int16),
+        heading=heading.to(torch.int8),
+        length=length.to(torch.int16),
+        hunger=hunger.to(torch.int16),
+        key=state.key,
+    )
+    terminated = died | won
+    events = Events(score=ate.to(torch.int32), won=won, truncated=~terminated & (hunger >= config.patience))
+    return new_state, reward, terminated, events
+
+
+def observe(config: Config, state: State) -> Tensor:
+    """(N, 3, H, W): planes of ages, head and food; or (N, 3, S, S) seen from the head: ages, outside, food."""
+    dtype = spec(config).obs_dtype
+    if config.view == "planes":
+        planes = (state.ages, _at(config, state.head), _at(config, state.food))
+        return torch.stack([plane.to(dtype) for plane in planes], 1)
+
+    reach = max(config.width, config.height) - 1
+    offset = torch.arange(-reach, reach + 1, dtype=torch.int32, device=state.ages.device)
+    ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # heading up: the first row lies farthest ahead
+    down, right = (x.view(-1, 1, 1) for x in _direction(state.heading.to(torch.int32)))
+    head_row, head_column = (x.view(-1, 1, 1) for x in _row_column(config, state.head.to(torch.int32)))
+    row = head_row + ahead * down + aside * right
+    column = head_column + ahead * right - aside * down
+    inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
+    cell = torch.where(inside, row * config.width + column, 0)
+    ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
+    planes = (torch.where(inside, ages, 0), ~inside, inside & (cell == state.food.view(-1, 1, 1)))
+    return torch.stack([plane.to(dtype) for plane in planes], 1)
+
+
+def legal(config: Config, state: State) -> Tensor:
+    """(N, A) bool. Every key may be pressed: turning back on oneself is read as going straight on."""
+    return torch.ones(state.head.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.head.device)
+
+
+def cells(config: Config, state: State) -> Tensor:
+    """(N, H, W) uint8 indices into PALETTE: the board as a person sees it."""
+    board = torch.where(_at(config, state.head), 2, (state.ages > 0).to(torch.uint8))
+    return torch.where(_at(config, state.food), 3, board).to(torch.uint8)
+
+
+def _turn(config: Config, heading: Tensor, action: Tensor) -> Tensor:
+    """The new direction: of the board's four, or of left, straight on, right as seen from the head."""
+    if config.view == "centred":
+        return (heading + action - 1) & 3
+    return torch.where(((action - heading) & 3) == 2, heading, action)
+
+
+def _direction(heading: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows down and columns right of one move, int32."""
+    down = (heading == 2).to(torch.int32) - (heading == 0).to(torch.int32)
+    right = (heading == 1).to(torch.int32) - (heading == 3).to(torch.int32)
+    return down, right
+
+
+def _food_rank(config: Config, key: Tensor, length: Tensor) -> Tensor:
+    """Which of the free cells the food of a snake of this length takes, each as likely as any other. (N,) int32."""
+    return random.below(random.bits(key, length), config.cells - length).to(torch.int32)
+
+
+def _row_column(config: Config, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Of cells (…) int32; -1 is in no row."""
+    row = torch.div(cell, config.width, rounding_mode="floor")
+    return row, cell - row * config.width
+
+
+def _distance(config: Config, a: Tensor, b: Tensor) -> Tensor:
+    """Rows plus columns between two cells."""
+    (row_a, column_a), (row_b, column_b) = _row_column(config, a), _row_column(config, b)
+    return (row_a - row_b).abs() + (column_a - column_b).abs()
+
+
+def _grid(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column of every cell, int8, broadcastable to (N, H, W)."""
+    rows = torch.arange(config.height, dtype=torch.int8, device=device)
+    columns = torch.arange(config.width, dtype=torch.int8, device=device)
+    return rows.view(1, -1, 1), columns.view(1, 1, -1)
+
+
+def _board(coordinate: Tensor) -> Tensor:
+    """(N,) -> (N, 1, 1) int8, to compare with every row or column of a board. (int16 would not vectorise on a CPU.)"""
+    return coordinate.to(torch.int8).view(-1, 1, 1)
+
+
+def _at(config: Config, cell: Tensor) -> Tensor:
+    """(N, H, W) bool: True at the given cell of each board. cell (N,) integer, -1: nowhere."""
+    rows, columns = _grid(config, cell.device)
+    row, column = _row_column(config, cell.to(torch.int32))
+    return (rows == _board(row)) & (columns == _board(column))
+
+
+def _age_dtype(config: Config) -> torch.dtype:
+    return torch.int8 if config.cells <= 127 else torch.int16

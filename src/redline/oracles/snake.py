@@ -1,0 +1,121 @@
+"""Snake in plain Python: a list of cells, head first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.games.snake import Config
+from redline.oracles import bits
+
+MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: rows, columns
+
+
+class Oracle:
+    """One game of Snake."""
+
+    def __init__(self, config: Config, key: int) -> None:
+        self.config, self.key = config, key
+        self.hunger = 0
+        if config.start == "centre":
+            self.heading = 1
+            head = (config.height // 2, (config.width + config.start_length - 1) // 2)
+        else:
+            self.heading = bits(key, -2) * 4 >> 32
+            head = self._random_place(config.start_length)
+        down, right = MOVES[self.heading]
+        self.body = [(head[0] - i * down, head[1] - i * right) for i in range(config.start_length)]
+        self.food = self._new_food()
+
+    def _random_place(self, length: int) -> tuple[int, int]:
+        """A place for the head that leaves room for the body behind it."""
+        down, right = MOVES[self.heading]
+        places = [
+            (row, column)
+            for row in range(self.config.height)
+            for column in range(self.config.width)
+            if 0 <= row - (length - 1) * down < self.config.height
+            and 0 <= column - (length - 1) * right < self.config.width
+        ]
+        return places[bits(self.key, -1) * len(places) >> 32]
+
+    def _new_food(self) -> tuple[int, int] | None:
+        taken = set(self.body)
+        width = self.config.width
+        free = [cell for cell in range(self.config.cells) if (cell // width, cell % width) not in taken]
+        if not free:
+            return None
+        cell = free[bits(self.key, len(self.body)) * len(free) >> 32]
+        return cell // width, cell % width
+
+    def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
+        """One move: reward, terminated, truncated, score, won."""
+        config = self.config
+        if config.view == "centred":
+            self.heading = (self.heading + action - 1) % 4
+        elif (action - self.heading) % 4 != 2:
+            self.heading = action
+        head = self.body[0]
+        new = (head[0] + MOVES[self.heading][0], head[1] + MOVES[self.heading][1])
+        inside = 0 <= new[0] < config.height and 0 <= new[1] < config.width
+        died = not inside or new in self.body[:-1]
+        ate = not died and new == self.food
+        self.hunger = 0 if ate else self.hunger + 1
+
+        reward = config.reward_step
+        if config.reward_closer and self.food is not None:
+            there = new if inside else head
+            reward += config.reward_closer * (self._distance(head) - self._distance(there))
+        if died:
+            return reward + config.reward_death, True, False, 0, False
+        self.body.insert(0, new)
+        if not ate:
+            self.body.pop()
+            return reward, False, self.hunger >= config.patience, 0, False
+        self.food = self._new_food()
+        won = self.food is None
+        return reward + config.reward_food + config.reward_win * won, won, False, 1, won
+
+    def _distance(self, cell: tuple[int, int]) -> int:
+        assert self.food is not None
+        return abs(cell[0] - self.food[0]) + abs(cell[1] - self.food[1])
+
+    def state(self) -> dict[str, Any]:
+        width = self.config.width
+        ages = [0] * self.config.cells
+        for place, (row, column) in enumerate(self.body):
+            ages[row * width + column] = len(self.body) - place
+        return {
+            "ages": ages,
+            "head": self.body[0][0] * width + self.body[0][1],
+            "food": -1 if self.food is None else self.food[0] * width + self.food[1],
+            "heading": self.heading,
+            "length": len(self.body),
+            "hunger": self.hunger,
+            "key": self.key,
+        }
+
+    def observe(self) -> list[list[list[int]]]:
+        """Planes of rows of numbers, as the tensor game's `observe`."""
+        age = {cell: len(self.body) - place for place, cell in enumerate(self.body)}
+        if self.config.view == "planes":
+            board = [[(row, column) for column in range(self.config.width)] for row in range(self.config.height)]
+            return [
+                [[age.get(cell, 0) for cell in line] for line in board],
+                [[int(cell == self.body[0]) for cell in line] for line in board],
+                [[int(cell == self.food) for cell in line] for line in board],
+            ]
+        reach = max(self.config.width, self.config.height) - 1
+        down, right = MOVES[self.heading]
+        planes: list[list[list[int]]] = [[], [], []]
+        for ahead in range(reach, -reach - 1, -1):
+            lines: list[list[int]] = [[], [], []]
+            for aside in range(-reach, reach + 1):
+                row = self.body[0][0] + ahead * down + aside * right
+                column = self.body[0][1] + ahead * right - aside * down
+                inside = 0 <= row < self.config.height and 0 <= column < self.config.width
+                lines[0].append(age.get((row, column), 0))
+                lines[1].append(int(not inside))
+                lines[2].append(int((row, column) == self.food))
+            for plane, line in zip(planes, lines, strict=True):
+                plane.append(line)
+        return planes
