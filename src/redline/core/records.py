@@ -67,6 +67,43 @@ class Batch(NamedTuple):
     weight: Tensor  # float32: 0 for a sample that must not count, else 1 (or an importance weight)
 
 
+class Rollout(NamedTuple):
+    """What a collector hands to a learner: one step of all lanes. Each (N, …)."""
+
+    state: Any  # the game's State the action was taken in
+    action: Tensor  # int64
+    step: Step
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a learner's functions are to be run; made by `engine`, handed to learners."""
+
+    device: torch.device
+    amp_dtype: torch.dtype | None = None  # matrix products in bfloat16 or float16; None: float32
+    compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the machine has, as far as settings follow from it."""
+
+    device: str  # cpu, cuda, cuda:1, mps
+    name: str  # of the processor or the GPU
+    cores: int
+    memory_gb: float  # of the device that trains
+    bf16: bool  # the device multiplies bfloat16 matrices in hardware
+    compiler: str  # C++ compiler found, empty: none
+    capability: tuple[int, int] = (0, 0)  # CUDA compute capability
+
+    @property
+    def kind(self) -> str:
+        return self.device.split(":")[0]
+
+
 def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
     """Apply `function` field by field to records of one type, nested records included."""
     first = records[0]

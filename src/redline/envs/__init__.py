@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -60,9 +60,7 @@ class Env:
             raise UserError(f"step expects actions of shape ({self.num_envs},), got {tuple(action.shape)}.")
         self.lanes, step = batch.step(self.rules, self.lanes, action.to(self.device))
         final_obs = self.rules.game.observe(self.rules.config, step.final_state)
-        return EnvStep(
-            self.observe(), step.reward, step.terminated, step.truncated, step.won, final_obs, step.episode
-        )
+        return EnvStep(self.observe(), step.reward, step.terminated, step.truncated, step.won, final_obs, step.episode)
 
     @torch.no_grad()
     def observe(self) -> Tensor:
@@ -82,9 +80,16 @@ def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: 
     """The game called `name` with its options set; an unknown option names the nearest."""
     game = games.load(name)
     known = {field.name for field in dataclasses.fields(game.Config)}
-    for option in options or {}:
+    types = get_type_hints(game.Config)
+    for option, value in (options or {}).items():
         if option not in known:
-            raise UserError(f"{name} has no option '{option}'{nearest(option, known)} Options: {', '.join(sorted(known))}.")
+            hint = nearest(option, known) or "."
+            raise UserError(f"{name} has no option '{option}'{hint} Options: {', '.join(sorted(known))}.")
+        # A number written as text or a board 7.5 cells wide would fail much later, and far from here.
+        wanted = {int: (int,), float: (int, float)}.get(types[option])
+        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
+            expected = "a whole number" if types[option] is int else "a number"
+            raise UserError(f"env.{option} is {value!r}; expected {expected}.")
     if time_limit < 0:
         raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
     return Rules(game, game.Config(**(options or {})), time_limit)

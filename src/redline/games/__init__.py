@@ -37,5 +37,6 @@ def names() -> list[str]:
 def load(name: str) -> Game:
     """The game called `name`."""
     if name not in names():
-        raise UserError(f"There is no game '{name}'{nearest(name, names())} Games: {', '.join(names())}.")
+        hint = nearest(name, names()) or "."
+        raise UserError(f"There is no game '{name}'{hint} Games: {', '.join(names())}.")
     return cast(Game, importlib.import_module(f"{__name__}.{name}"))

@@ -55,8 +55,8 @@ class Config:
                 raise UserError(f"env.{name} is {getattr(self, name)}; a Snake board has 4 to 32 columns and rows.")
         if not 1 <= self.start_length <= min(self.width, self.height):
             raise UserError(
-                f"env.start_length is {self.start_length}; a snake on a {self.width}x{self.height} board can start with "
-                f"1 to {min(self.width, self.height)} cells. Take a shorter snake or a larger board."
+                f"env.start_length is {self.start_length}; a snake on a {self.width}x{self.height} board can start "
+                f"with 1 to {min(self.width, self.height)} cells. Take a shorter snake or a larger board."
             )
         if self.start not in ("centre", "random"):
             raise UserError(f"env.start is '{self.start}'; expected centre or random.")
@@ -98,7 +98,7 @@ def spec(config: Config) -> Spec:
     return Spec(
         obs_shape=planes,
         obs_dtype=dtype,
-        obs_scale=(1.0 / config.cells, 1.0, 1.0),
+        obs_scale=(config.cells**-0.5, 1.0, 1.0),  # a snake of ten or twenty cells is seen at about 1
         obs_high=config.cells,
         num_actions=4 if config.view == "planes" else 3,
         score_name="foods",
@@ -129,7 +129,7 @@ def init(config: Config, key: Tensor) -> State:
     beside = rows_behind * _board(right) + columns_behind * _board(down)
     ages = torch.where((beside == 0) & (behind >= 0) & (behind < length), length - behind, 0)
 
-    # The body lies straight, so the free cell of a given rank is found by stepping over the body's cells in rising order.
+    # The body lies straight: the free cell of a given rank is found by stepping over the body's cells in rising order.
     head, stride = row * width + column, down * width + right
     first = torch.minimum(head, head - (length - 1) * stride)
     lengths = torch.full_like(key, length)

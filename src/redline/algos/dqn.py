@@ -1,0 +1,196 @@
+"""Double DQN with replay.
+
+Follows van Hasselt et al. 2016 with n-step returns, a Huber loss and gradient clipping. Left out: frame stacking (games are
+Markov), reward clipping (rewards are set in the game's options), annealed random exploration for every environment alike
+(each environment keeps its own epsilon, as in Ape-X, so that careful and bold play are both in the memory).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.algos import nets
+from redline.algos.optim import Optimizer
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
+from redline.replay.ring import Ring
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of DQN."""
+
+    batch_size: int = 512  # transitions a gradient step
+    updates: int = 1  # gradient steps an iteration (an iteration steps every environment once)
+    learning_rate: float = 5e-4
+    gamma: float = 0.97
+    n_step: int = 3
+    double: bool = True  # the online network chooses, the target network judges
+    dueling: bool = False
+    huber: float = 1.0  # errors beyond this count linearly
+    max_grad_norm: float = 10.0
+    target_period: int = 1  # gradient steps between updates of the target network
+    tau: float = 0.01  # share of the online weights taken over then; 1 is a hard copy
+    epsilon_start: float = 1.0
+    epsilon_high: float = 0.1  # the boldest environment's share of random moves in the end
+    epsilon_low: float = 0.001  # the most careful one's
+    epsilon_steps: int = 1_000_000  # environment steps from start to end
+    replay_capacity: int = 1_000_000  # transitions
+    learning_starts: int = 50_000  # environment steps before the first gradient step
+    net: Literal["auto", "mlp", "cnn"] = "auto"
+    hidden: tuple[int, ...] = (256, 256)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "updates", "n_step", "target_period", "replay_capacity"):
+            if getattr(self, name) < 1:
+                raise UserError(f"dqn.{name} is {getattr(self, name)}; expected at least 1.")
+        for name in ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number from 0 to 1.")
+        if not self.learning_rate > 0:
+            raise UserError(f"dqn.learning_rate is {self.learning_rate}; expected a number above 0.")
+        if not self.hidden or min(self.hidden) < 1:
+            raise UserError(f"dqn.hidden is {self.hidden}; expected one or more layer widths, as in 256,256.")
+
+
+def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
+    if hardware.kind == "cuda":
+        return {
+            "num_envs": (16_384, "enough games to fill a GPU each step"),
+            "batch_size": (16_384, "one large matrix product is faster than many small ones"),
+            "replay_capacity": (4_000_000, "about 120 bytes a transition on the device"),
+        }
+    return {
+        "num_envs": (1_024, "a few cores: enough games to hide the cost of a call, few enough to stay in cache"),
+        "batch_size": (512, "a small network on a few cores learns more from many small steps"),
+    }
+
+
+def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
+    """Share of random moves of each lane, (N,) float32: from start, linearly over epsilon_steps, to the lane's own end.
+
+    The ends are spread geometrically from epsilon_high (lane 0) to epsilon_low (the last).
+    """
+    place = lanes.to(torch.float32) / max(num_envs - 1, 1)
+    low = max(config.epsilon_low, 1e-8)  # a geometric ladder has no rung at 0
+    end = config.epsilon_high * (low / max(config.epsilon_high, low)) ** place
+    done = (env_steps.to(torch.float32) / max(config.epsilon_steps, 1)).clamp(max=1.0)
+    return config.epsilon_start + (end - config.epsilon_start) * done
+
+
+def td_targets(config: Config, batch: Batch, next_online: Tensor, next_target: Tensor) -> Tensor:
+    """What the value of (obs, action) should be, (B,). next_online, next_target (B, A): values of next_obs."""
+    chooser = next_online if config.double else next_target
+    best = next_target.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
+    return batch.reward + batch.discount * best
+
+
+class Learner:
+    """Four verbs: act, ingest, update, state_dict."""
+
+    metrics = ("loss", "q_mean")
+
+    def __init__(
+        self, spec: Spec, config: Config, memory: Ring, num_envs: int, seed: int, runtime: Runtime, accumulate: int = 1
+    ) -> None:
+        self.spec, self.config, self.memory, self.num_envs = spec, config, memory, num_envs
+        self.runtime, self.accumulate = runtime, accumulate
+        device = runtime.device
+        self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed).to(device)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.optimizer = Optimizer(list(self.online.parameters()), config.learning_rate, config.max_grad_norm, runtime)
+        self.key = random.fold(random.seed_key(seed, device), torch.tensor(0x5EED, device=device))
+        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
+        self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
+        self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
+        self._loss = runtime.compile(self.loss)
+
+    def policy(self, obs: Tensor) -> Tensor:
+        """Greedy actions (N,) int64."""
+        with torch.no_grad(), self.runtime.autocast():
+            values: Tensor = self.online(obs)
+        return values.argmax(1)
+
+    def act(self, obs: Tensor) -> Tensor:
+        """Actions (N,) int64 of the behaviour policy: epsilon-greedy, each lane with its own epsilon."""
+        lane = torch.arange(self.num_envs, device=obs.device)
+        rate = epsilon(self.config, self.acted * self.num_envs, lane, self.num_envs)
+        key = random.fold(self.key, 2 * self.acted)
+        explore = random.uniform(random.bits(key, 2 * lane)) < rate
+        anything = random.below(random.bits(key, 2 * lane + 1), self.spec.num_actions)
+        self.acted += 1
+        return torch.where(explore, anything, self.policy(obs))
+
+    def ingest(self, rollout: Rollout) -> None:
+        """Remember one step of all lanes."""
+        self.memory.write(rollout.state, rollout.action, rollout.step)
+
+    @property
+    def samples_per_update(self) -> int:
+        return self.config.batch_size * self.accumulate
+
+    def loss(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean Huber loss of a fresh sample, and the mean value of the actions taken."""
+        batch = self.memory.sample(key, self.config.batch_size)
+        with self.runtime.autocast():
+            values = self.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+            with torch.no_grad():
+                next_target = self.target(batch.next_obs)
+                next_online = self.online(batch.next_obs) if self.config.double else next_target
+        targets = td_targets(self.config, batch, next_online, next_target)
+        errors = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
+        return (errors * batch.weight).mean(), values.detach().mean()
+
+    def update(self) -> None:
+        """One gradient step, and the target network's."""
+        total: list[Tensor] = []
+        for part in range(self.accumulate):
+            key = random.fold(self.key, 2 * (self.updated * self.accumulate + part) + 1)
+            loss, mean_value = self._loss(key)
+            gradients = self.optimizer.gradients(loss / self.accumulate)
+            if total:
+                torch._foreach_add_(total, gradients)
+            else:
+                total = gradients
+            self.sums["loss"] += loss.detach() / self.accumulate
+            self.sums["q_mean"] += mean_value / self.accumulate
+        stepped = self.optimizer.step(total)
+        self._follow(stepped)
+
+    @torch.no_grad()
+    def _follow(self, stepped: Tensor) -> None:
+        """Move the target network: by tau every target_period gradient steps, not at all after a skipped one."""
+        self.updated += 1
+        due = stepped & (self.updated % self.config.target_period == 0)
+        share = torch.where(due, self.config.tau, 0.0)
+        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), share)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that decides what comes next, in groups."""
+        model = {f"online.{k}": v for k, v in self.online.state_dict().items()}
+        model |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
+        counters = {"key": self.key, "acted": self.acted, "updated": self.updated}
+        return {"model": model, "optim": self.optimizer.tensors(), "rng": counters, "replay": self.memory.tensors()}
+
+    def load_state_dict(self, groups: dict[str, dict[str, Tensor]]) -> None:
+        """Into the present tensors, in place: captured graphs and compiled functions keep reading them."""
+        current = self.state_dict()
+        for group, tensors in groups.items():
+            for name, value in tensors.items():
+                current[group][name].copy_(value)
+
+
+def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
+    """The greedy network of a checkpoint's model group: observation (N, …) -> values (N, A)."""
+    net = nets.build(spec, config.net, config.hidden, config.dueling, seed=0)
+    prefix = "online."
+    net.load_state_dict({k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)})
+    return net.eval()

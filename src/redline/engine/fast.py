@@ -1,0 +1,128 @@
+"""The fast paths: reduced precision, torch.compile and CUDA graphs. Each is a switch; each falls back to eager, says why
+once, and the run is still right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from redline.core.errors import UserError
+from redline.core.records import Hardware, Runtime
+
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+_WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
+
+
+def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
+    """The precision to train in and why."""
+    if wanted not in PRECISIONS:
+        raise UserError(f"precision is '{wanted}'; expected {', '.join(PRECISIONS)}.")
+    if wanted == "auto":
+        if hardware.kind != "cuda":
+            return "fp32", "a CPU multiplies float32 fastest"
+        if hardware.bf16:
+            return "bf16", "this GPU's tensor cores multiply bfloat16; weights stay float32"
+        return "fp16", "this GPU has float16 tensor cores but no bfloat16; losses are scaled"
+    if wanted == "tf32" and hardware.kind != "cuda":
+        raise UserError(f"precision tf32 needs a CUDA device; {hardware.device} has none. Take fp32.")
+    return wanted, "asked for"
+
+
+def runtime(device: torch.device, precision: str, compiler: Compiler) -> Runtime:
+    """How learners are to run their functions."""
+    if device.type == "cuda":
+        # In fp32 nothing is rounded; in every other precision the float32 products left over may be.
+        torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return Runtime(device, amp, compiler)
+
+
+class Compiler:
+    """Compiles functions, or hands them back as they are."""
+
+    def __init__(self, enabled: bool, notify: Callable[[str], None]) -> None:
+        self.enabled, self.notify = enabled, notify
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.enabled:
+            return function
+        # fullgraph: a function that cannot be compiled whole fails before it has changed anything, so eager can take over.
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
+        proven = False
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            nonlocal proven
+            if proven:
+                return compiled(*arguments)
+            if self.enabled:
+                try:
+                    result = compiled(*arguments)
+                    proven = True
+                    return result
+                except UserError:
+                    raise
+                except Exception as error:
+                    self.enabled = False
+                    self.notify(f"Running without compilation: torch.compile failed ({_first_line(error)}).")
+            return function(*arguments)
+
+        return call
+
+
+class Graph:
+    """A function of no arguments over static tensors; on a GPU its calls become replays of one CUDA graph."""
+
+    def __init__(self, function: Callable[[], None], enabled: bool, notify: Callable[[str], None]) -> None:
+        self.function, self.enabled, self.notify = function, enabled, notify
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+        elif not self.enabled:
+            self.function()
+        elif self.calls < _WARM_UP:
+            self._warm_up()
+        else:
+            self._capture()
+        self.calls += 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls from now on cost what they will cost."""
+        return self.graph is not None or not self.enabled
+
+    def _warm_up(self) -> None:
+        # Capture happens on a side stream; autograd and libraries must have met it before.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.function()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                self.function()
+        except Exception as error:
+            self.enabled = False
+            self.notify(f"Running without CUDA graphs: capture failed ({_first_line(error)}).")
+            torch.cuda.synchronize()
+            self.function()
+            return
+        self.graph = graph
+        graph.replay()  # capturing ran nothing
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

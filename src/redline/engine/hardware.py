@@ -1,0 +1,73 @@
+"""What the machine has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import psutil
+import torch
+
+from redline.core.errors import UserError, nearest
+from redline.core.records import Hardware
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` is the first GPU if there is one; anything else must exist."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+    kinds = ("auto", "cpu", "cuda", "mps")
+    kind, _, number = wanted.partition(":")
+    if kind not in kinds or (number and not (kind == "cuda" and number.isdigit())):
+        raise UserError(f"device is '{wanted}'{nearest(wanted, kinds)} Expected auto, cpu, cuda, cuda:N or mps.")
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = int(number or 0)
+        if index >= count:
+            have = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
+            raise UserError(f"device is '{wanted}', but torch {torch.__version__} sees {have} here; take --device auto.")
+        return torch.device("cuda", index)
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device is 'mps', but there is no Apple GPU here that torch can use; take --device auto.")
+    return torch.device(kind)
+
+
+def detect(device: torch.device) -> Hardware:
+    """The hardware behind `device`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    compiler = find_compiler()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Hardware(
+            device=str(device),
+            name=properties.name,
+            cores=cores,
+            memory_gb=properties.total_memory / 2**30,
+            bf16=properties.major >= 8,
+            compiler=compiler,
+            capability=(properties.major, properties.minor),
+        )
+    memory = psutil.virtual_memory().total / 2**30
+    return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
+
+
+def find_compiler() -> str:
+    """The C++ compiler torch.compile would use on a CPU, or an empty string."""
+    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    return ""
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

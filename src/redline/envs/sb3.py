@@ -1,0 +1,106 @@
+"""Redline's games for Stable-Baselines3.
+
+envs = SB3VecEnv(redline.make("snake", num_envs=64))
+PPO("MlpPolicy", envs).learn(100_000)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from redline.core.errors import UserError
+from redline.envs import Env
+from redline.envs.gym import Array, checked_actions, draw, episode_stats, game_spaces, next_episode, to_numpy
+
+try:
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import VecEnv
+except ModuleNotFoundError as missing:
+    raise UserError("Stable-Baselines3 is not installed; install it with: pip install redline[sb3]") from missing
+
+Indices = int | Iterable[int] | None
+
+
+class SB3VecEnv(VecEnv):
+    """The N lanes of an Env as SB3's N environments; observations, rewards and dones as numpy arrays.
+
+    The first `reset` starts the Env's seed, or the one given to `seed`; a later one without a new seed goes on to every
+    lane's next episode. The info of a lane whose episode ended holds `terminal_observation`, `TimeLimit.truncated`,
+    `episode` (r, l, score) and `is_success` (won).
+    """
+
+    def __init__(self, env: Env, render_mode: str | None = None) -> None:
+        self.env, self.render_mode = env, render_mode
+        self._actions = torch.zeros(env.num_envs, dtype=torch.int64)
+        super().__init__(env.num_envs, *game_spaces(env.spec))
+
+    def reset(self) -> Array:
+        seed = self._seeds[0]  # SB3 counts up from it, a seed an environment; here lane i belongs to the one seed
+        if seed is None and self.env.lanes is not None:
+            every = torch.ones(self.num_envs, dtype=torch.bool, device=self.env.device)
+            self.env.lanes = next_episode(self.env.rules, self.env.lanes, every)
+            obs = self.env.observe()
+        else:
+            obs = self.env.reset(seed)
+        self._reset_seeds()
+        self._reset_options()
+        return to_numpy(obs)
+
+    def step_async(self, actions: Array) -> None:
+        self._actions = torch.as_tensor(checked_actions(actions, self.num_envs, self.env.spec.num_actions))
+
+    def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
+        step = self.env.step(self._actions)
+        truncated = to_numpy(step.truncated)
+        dones = to_numpy(step.terminated) | truncated
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        if dones.any():
+            stats, won, final_obs = episode_stats(step.episode), to_numpy(step.won), to_numpy(step.final_obs)
+            for lane in np.flatnonzero(dones):
+                infos[lane] = {
+                    "TimeLimit.truncated": bool(truncated[lane]),
+                    "terminal_observation": final_obs[lane].copy(),
+                    "episode": {name: values[lane].item() for name, values in stats.items()},
+                    "is_success": bool(won[lane]),
+                }
+        return to_numpy(step.obs), to_numpy(step.reward), dones, infos
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def get_images(self) -> list[Array | None]:
+        lanes = self.env.lanes
+        if self.render_mode != "rgb_array" or lanes is None:
+            return [None] * self.num_envs
+        return list(draw(self.env.rules, lanes.game, self.render_mode))
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """An attribute of the Env (or `render_mode`), the same for all lanes; `action_masks` for sb3-contrib."""
+        if attr_name == "action_masks":
+            return [self.action_masks for _ in self._get_indices(indices)]
+        value = self.render_mode if attr_name == "render_mode" else getattr(self.env, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:  # noqa: ARG002
+        raise UserError(f"set_attr('{attr_name}') is not possible: the lanes are one batch and share their settings.")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """`action_masks`: one row a lane. A lane has no other methods of its own."""
+        if method_name != "action_masks" or method_args or method_kwargs:
+            raise AttributeError(f"A lane has no method '{method_name}', only 'action_masks' without arguments.")
+        masks = self.action_masks()
+        return [masks[lane] for lane in self._get_indices(indices)]
+
+    def action_masks(self) -> Array:
+        """(N, A) bool: the actions that may be taken now."""
+        return to_numpy(self.env.legal())
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
+        """SB3 asks for a Monitor to know whether infos hold `episode`. They do."""
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]

@@ -1,0 +1,1 @@
+"""Memory: what was played, kept for learning."""

@@ -1,0 +1,149 @@
+"""The ring on the device: States are stored, observations are made when they are sampled.
+
+        lane 0  lane 1  …  lane N-1
+    t     s a r   s a r       s a r     A row holds what all lanes did in one step; the next row of a lane holds its next
+    t+1   s a r   s a r       s a r     State. So a State is stored once and a transition costs one State, not two.
+
+Where an episode was cut short (truncated) the next row already belongs to another game. The State to bootstrap from is then
+kept in a small side ring, `finals`. When the side ring has moved on before the main ring, the sample's weight is 0: no sample
+ever bootstraps across a reset. Everything is a static tensor and every method runs without the host knowing a number, so
+that a whole iteration can be captured as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Batch, Step
+from redline.envs.batch import Rules
+
+TERMINATED, TRUNCATED = 1, 2  # values of `ended`
+
+
+class Ring:
+    """Transitions of N lanes, the last `rows` steps of each."""
+
+    def __init__(
+        self, rules: Rules, state: Any, capacity: int, n_step: int, gamma: float, finals: int | None = None
+    ) -> None:
+        """`state` (N, …) is an example of the game's State; it gives number of lanes, shapes, dtypes and device."""
+        self.rules, self.n_step, self.gamma = rules, n_step, gamma
+        self.lanes = state[0].shape[0]
+        self.device = state[0].device
+        self.rows = capacity // self.lanes
+        if self.rows < n_step + 2:
+            raise UserError(
+                f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns need at least "
+                f"{self.lanes * (n_step + 2):,} transitions. Take more capacity or fewer environments."
+            )
+        self.finals_size = max(self.lanes, capacity // 16) if finals is None else finals
+        seen = {name: x for name, x in state._asdict().items() if name not in rules.game.HIDDEN}
+        hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name in rules.game.HIDDEN}
+        self._hidden = hidden  # a State rebuilt for `observe` holds zeros where `observe` never looks
+
+        def table(size: int, like: Tensor) -> Tensor:
+            return torch.zeros(size, *like.shape[1:], dtype=like.dtype, device=self.device)
+
+        size = self.rows * self.lanes
+        self.states = {name: table(size, x) for name, x in seen.items()}
+        # One slot more than can be read: lanes with nothing to keep write there.
+        self.finals = {name: table(self.finals_size + 1, x) for name, x in seen.items()}
+        integer = {"dtype": torch.int64, "device": self.device}
+        self.final_of = torch.full((self.finals_size + 1,), -1, **integer)  # transition a final State belongs to
+        self.action = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self.reward = torch.zeros(size, dtype=torch.float32, device=self.device)
+        self.ended = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self.final_slot = torch.zeros(size, dtype=torch.int32, device=self.device)
+        self.written = torch.zeros((), **integer)  # rows ever written
+        self.cut = torch.zeros((), **integer)  # final States ever kept
+
+    @property
+    def bytes_per_transition(self) -> float:
+        return sum(x.numel() * x.element_size() for x in self.tensors().values()) / (self.rows * self.lanes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that makes up the memory, by name: for checkpoints."""
+        named = {f"states.{k}": v for k, v in self.states.items()} | {f"finals.{k}": v for k, v in self.finals.items()}
+        for name in ("final_of", "action", "reward", "ended", "final_slot", "written", "cut"):
+            named[name] = getattr(self, name)
+        return named
+
+    def write(self, state: Any, action: Tensor, step: Step) -> None:
+        """Append one row: the States (N, …) the actions (N,) were taken in, and what came of them."""
+        lane = torch.arange(self.lanes, device=self.device)
+        slot = (self.written % self.rows) * self.lanes + lane
+        for name, table in self.states.items():
+            table.index_copy_(0, slot, getattr(state, name))
+        self.action.index_copy_(0, slot, action.to(torch.uint8))
+        self.reward.index_copy_(0, slot, step.reward)
+        ended = step.terminated.to(torch.uint8) * TERMINATED + step.truncated.to(torch.uint8) * TRUNCATED
+        self.ended.index_copy_(0, slot, ended)
+
+        rank = step.truncated.to(torch.int64).cumsum(0)
+        keep = torch.where(step.truncated, (self.cut + rank - 1) % self.finals_size, self.finals_size)
+        self.final_slot.index_copy_(0, slot, keep.to(torch.int32))
+        self.final_of.index_copy_(0, keep, self.written * self.lanes + lane)
+        for name, table in self.finals.items():
+            table.index_copy_(0, keep, getattr(step.final_state, name))
+        self.cut += rank[-1]
+        self.written += 1
+
+    def draw(self, key: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Uniform places to start a sample: rows ever counted and lanes, each (size,) int64. key () int32."""
+        number = torch.arange(size, device=self.device)
+        held = self.written.clamp(max=self.rows)
+        # The last n rows are left out: the row a full n-step window bootstraps from is not written yet.
+        offset = random.below(random.bits(key, 2 * number), held - self.n_step)
+        lane = random.below(random.bits(key, 2 * number + 1), self.lanes)
+        return self.written - held + offset, lane
+
+    def sample(self, key: Tensor, size: int) -> Batch:
+        """`size` transitions drawn uniformly with replacement, as n-step windows with observations made."""
+        return self.batch(*self.draw(key, size))
+
+    def batch(self, row: Tensor, lane: Tensor) -> Batch:
+        """The n-step windows that start at the given rows (ever counted) and lanes, each (B,) int64."""
+        start = (row % self.rows) * self.lanes + lane
+        reward = torch.zeros_like(start, dtype=torch.float32)
+        discount = torch.ones_like(reward)  # gamma ** steps while the episode goes on
+        running = torch.ones_like(start, dtype=torch.bool)
+        terminated = torch.zeros_like(running)
+        truncated = torch.zeros_like(running)
+        last, last_row = start, row  # the window's last transition
+        for step in range(self.n_step):
+            here_row = row + step
+            here = (here_row % self.rows) * self.lanes + lane
+            ended = self.ended[here]
+            reward = torch.where(running, reward + discount * self.reward[here], reward)
+            discount = torch.where(running, discount * self.gamma, discount)
+            last, last_row = torch.where(running, here, last), torch.where(running, here_row, last_row)
+            terminated = terminated | (running & (ended == TERMINATED))
+            truncated = truncated | (running & (ended == TRUNCATED))
+            running = running & (ended == 0)
+
+        following = ((row + self.n_step) % self.rows) * self.lanes + lane
+        kept = torch.where(truncated, self.final_slot[last].to(torch.int64), self.finals_size)
+        lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
+
+        def after(name: str, table: Tensor) -> Tensor:
+            broad = truncated.view(-1, *(1,) * (table.dim() - 1))
+            return torch.where(broad, self.finals[name][kept], table[following])
+
+        return Batch(
+            obs=self._observe({name: table[start] for name, table in self.states.items()}),
+            action=self.action[start].to(torch.int64),
+            reward=reward,
+            next_obs=self._observe({name: after(name, table) for name, table in self.states.items()}),
+            discount=torch.where(terminated, 0.0, discount),
+            weight=torch.where(lost, 0.0, 1.0),
+        )
+
+    def _observe(self, fields: dict[str, Tensor]) -> Tensor:
+        size = next(iter(fields.values())).shape[0]
+        hidden = {name: x.expand(size, *x.shape[1:]) for name, x in self._hidden.items()}
+        return self.rules.game.observe(self.rules.config, self.rules.game.State(**fields, **hidden))

@@ -1,0 +1,200 @@
+"""What a run is told, and what follows from the hardware. `Settings` holds what was asked for, `Plan` what will be done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from redline import algos
+from redline.core.errors import UserError
+from redline.core.records import Hardware
+from redline.engine import fast, hardware
+from redline.envs import Rules, make_rules
+from redline.games import load as load_game
+from redline.run import options
+
+DEFAULT_MINUTES = 3.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of `redline train`. None: chosen from the hardware."""
+
+    env: str  # the game
+    algo: str = "dqn"
+    num_envs: int | None = None  # games played at once
+    batch_size: int | None = None  # transitions a gradient step
+    n_step: int | None = None  # steps a return looks ahead
+    replay_capacity: int | None = None  # transitions remembered
+    steps: int | None = None  # stop after this many environment steps in all
+    episodes: int | None = None  # stop after this many finished games in all
+    minutes: float | None = None  # stop after this much training time in all; 3 when no limit is given
+    seed: int = 0
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
+    compile: bool | None = None  # torch.compile
+    graph: bool | None = None  # CUDA graphs over whole iterations
+    accumulate: int = 1  # batches added up for one gradient step
+    time_limit: int = 0  # steps until a game is truncated, 0: none
+    run_dir: str | None = None  # runs/ENV-ALGO unless named
+    resume: str = "auto"  # auto, must, never, or a checkpoint's path
+    deterministic: bool = False  # refuse operations whose result depends on the order of threads
+    checkpoint_minutes: float = 1.0  # between checkpoints
+    save_replay: bool = True  # the replay memory goes into the checkpoints
+    eval_episodes: int = 256  # greedy games played at the end, 0: none
+    tensorboard: bool = False  # write TensorBoard files into the run folder
+    env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
+    algo_options: dict[str, Any] = field(default_factory=dict)  # --dqn.* and so on
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, decided in every part."""
+
+    settings: Settings
+    rules: Rules
+    algo: ModuleType
+    algo_config: Any
+    num_envs: int
+    device: torch.device
+    hardware: Hardware
+    precision: str
+    compile: bool
+    graph: bool
+    minutes: float | None
+    run_dir: Path
+    reasons: dict[str, str]  # setting -> why it was chosen
+
+    def describe(self) -> dict[str, Any]:
+        """As it is kept in config.json and shown in `settings`."""
+        settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
+        decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
+        decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
+        decided |= {k: getattr(self.algo_config, k) for k in ("batch_size", "n_step", "replay_capacity")}
+        return (
+            settings
+            | decided
+            | {
+                "run_dir": str(self.run_dir),
+                "rules_version": self.rules.game.VERSION,
+                "env_options": dataclasses.asdict(self.rules.config),
+                "algo_options": dataclasses.asdict(self.algo_config),
+            }
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that decides what is learned: a run continues only with the same."""
+        names = ("env", "algo", "seed", "num_envs", "accumulate", "time_limit", "rules_version", "env_options")
+        return digest({k: v for k, v in self.describe().items() if k in (*names, "algo_options")})
+
+
+def digest(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def resolve(settings: Settings) -> Plan:
+    """Decide everything `settings` leaves open; impossible wishes are errors that name the key."""
+    game_config = load_game(settings.env).Config
+    env_options = dataclasses.asdict(options.build(game_config, settings.env_options, "env."))
+    rules = make_rules(settings.env, env_options, settings.time_limit)
+    algo = algos.load(settings.algo)
+    device = hardware.pick_device(settings.device)
+    machine = hardware.detect(device)
+    reasons: dict[str, str] = {}
+
+    suggested = dict(algo.suggest(machine))
+    num_envs, reasons["num_envs"] = suggested.pop("num_envs")
+    for name, (_, why) in suggested.items():
+        reasons[name] = why
+    wanted: dict[str, Any] = dict(settings.algo_options)
+    for name in ("batch_size", "n_step", "replay_capacity"):
+        if getattr(settings, name) is not None:
+            wanted[name] = getattr(settings, name)
+    for name in wanted:
+        reasons.pop(name.replace("-", "_"), None)
+    defaults = {name: value for name, (value, _) in suggested.items()}
+    algo_config = options.build(algo.Config, wanted, f"{settings.algo}.", defaults)
+
+    if settings.num_envs is not None:
+        num_envs, reasons["num_envs"] = settings.num_envs, "asked for"
+    for name, least in (("num_envs", 1), ("accumulate", 1), ("eval_episodes", 0), ("seed", 0)):
+        value = num_envs if name == "num_envs" else getattr(settings, name)
+        if value < least:
+            raise UserError(f"{name} is {value}; expected at least {least}.")
+    for name in ("steps", "episodes", "minutes"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise UserError(f"{name} is {value}; expected a number above 0.")
+    if settings.checkpoint_minutes <= 0:
+        raise UserError(f"checkpoint_minutes is {settings.checkpoint_minutes}; expected a number above 0.")
+
+    precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
+    compiles, reasons["compile"] = _pick_compile(settings.compile, machine)
+    graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
+    unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
+    return Plan(
+        settings=settings,
+        rules=rules,
+        algo=algo,
+        algo_config=algo_config,
+        num_envs=num_envs,
+        device=device,
+        hardware=machine,
+        precision=precision,
+        compile=compiles,
+        graph=graphs,
+        minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
+        run_dir=Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}"),
+        reasons=reasons,
+    )
+
+
+def _pick_compile(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
+    if wanted is not None:
+        return wanted, "asked for"
+    if machine.kind == "mps":
+        return False, "torch.compile does not pay on this device"
+    if machine.kind == "cpu" and not machine.compiler:
+        return False, "no C++ compiler (g++ or clang++) was found; install one to train several times faster"
+    return True, "fuses each stage into a few kernels"
+
+
+def _pick_graph(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
+    if machine.kind != "cuda":
+        if wanted:
+            raise UserError(f"graph needs a CUDA device; {machine.device} has no CUDA graphs. Leave --graph away.")
+        return False, "CUDA graphs need a CUDA device"
+    return (
+        (True, "replays a whole iteration without launches from the host") if wanted is None else (wanted, "asked for")
+    )
+
+
+def from_words(env: str, words: dict[str, Any]) -> Settings:
+    """Settings from option names and words, `env.*` and the algorithm's options among them."""
+    plain: dict[str, Any] = {"env": env}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, word in words.items():
+        group, dot, rest = name.partition(".")
+        if dot:
+            groups.setdefault(group, {})[rest] = word
+        else:
+            plain[name] = word
+    algo = plain.get("algo", Settings.algo)
+    known = {f.name for f in dataclasses.fields(Settings)} - {"env", "env_options", "algo_options"}
+    for group in groups:
+        if group not in ("env", algo):
+            raise UserError(f"There is no option group {group}.*; with --algo {algo} there are env.* and {algo}.*.")
+    hidden = set(plain) - known - {"env"}
+    for name in hidden & {"env_options", "algo_options"}:
+        raise UserError(f"There is no option {name}; use --env.NAME or --{algo}.NAME.")
+    return options.build(
+        Settings, plain, "", {"env_options": groups.get("env", {}), "algo_options": groups.get(algo, {})}
+    )

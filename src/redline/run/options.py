@@ -1,0 +1,69 @@
+"""Typed options from words: a dataclass a component, one line a field; unknown keys and impossible values are errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from redline.core.errors import UserError, nearest
+
+T = TypeVar("T")
+_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+
+
+def parse_number(text: str) -> float:
+    """`20M`, `1.5k`, `1e6`, `1_000`."""
+    cleaned = text.strip().replace("_", "").lower()
+    factor = _SUFFIX.get(cleaned[-1:], 1)
+    return float(cleaned[:-1] if factor != 1 else cleaned) * factor
+
+
+def parse_value(kind: Any, text: str, key: str) -> Any:
+    """A value of the annotated type `kind` from the word given for `key`."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        if text.lower() in ("none", "auto") and type(None) in arguments:
+            return None
+        return parse_value(next(k for k in arguments if k is not type(None)), text, key)
+    if origin is Literal:
+        if text not in arguments:
+            raise UserError(f"{key} is '{text}'{nearest(text, arguments)} Expected {', '.join(map(str, arguments))}.")
+        return text
+    if origin is tuple:
+        return tuple(parse_value(arguments[0], part, key) for part in text.strip("()[] ").split(",") if part.strip())
+    if kind is bool:
+        if text.lower() in ("true", "yes", "on", "1"):
+            return True
+        if text.lower() in ("false", "no", "off", "0"):
+            return False
+        raise UserError(f"{key} is '{text}'; expected true or false.")
+    if kind in (int, float):
+        try:
+            number = parse_number(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{key} is '{text}'; expected a number, such as 3, 1.5k or 20M.")
+        if kind is int:
+            if number != int(number) or abs(number) >= 2**63:
+                raise UserError(f"{key} is '{text}'; expected a whole number.")
+            return int(number)
+        return number
+    return text
+
+
+def build(kind: type[T], words: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any] | None = None) -> T:
+    """A `kind` dataclass from words by field name (text is parsed, other values are taken), over `defaults`."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values = dict(defaults or {})
+    for name, word in words.items():
+        plain = name.replace("-", "_")
+        if plain not in fields:
+            raise UserError(f"There is no option {prefix}{name}{nearest(plain, fields)}")
+        values[plain] = parse_value(fields[plain], word, prefix + name) if isinstance(word, str) else word
+    return kind(**values)

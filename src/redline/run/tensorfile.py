@@ -1,0 +1,235 @@
+"""Tensors in safetensors files, hashed while they are written and while they are read.
+
+The safetensors library reads these files and its files are read here. This is not the library because a flipped byte
+loads there without an error, its writer keeps other threads waiting on some versions and reports a full disk as an
+unrelated error, and its reader maps the file, where a truncation is a SIGBUS that nothing can catch.
+
+    8 bytes: header length n | n bytes of JSON: name -> dtype, shape, data_offsets; blanks up to a multiple of 8 | data
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from redline.core.errors import StorageError
+
+_NAME_OF = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+_DTYPE_OF = {name: dtype for dtype, name in _NAME_OF.items()}
+DTYPES = frozenset(_NAME_OF)
+MAX_HEADER = 16 << 20  # bytes; a header of a hundred thousand tensors has about ten million
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+_CHUNK = 4 << 20  # small enough that the hash finds in cache what was just read or written
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO)
+
+
+class Damaged(Exception):
+    """A file is not what was written: the text names the file and says why."""
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
+    """Create `path` with `data`, durable on return. Gives its manifest entry."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[[], None]) -> dict[str, Any]:
+    """Create `path` with contiguous CPU `tensors`, durable on return. Gives its manifest entry.
+
+    `half_way` is called once, with the header written and the data not.
+    """
+    # Wide elements first: every tensor is then aligned in the file, as the library lays them out too.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _NAME_OF[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    if len(header) > MAX_HEADER:
+        raise ValueError(f"{path.name} has a header of {len(header)} bytes; expected at most {MAX_HEADER}")
+    head = struct.pack("<Q", len(header)) + header
+    digest = hashlib.sha256(head)
+    with open(path, "xb") as file:
+        file.write(head)
+        file.flush()
+        half_way()
+        for _, tensor in ordered:
+            view = raw(tensor)
+            for start in range(0, len(view), _CHUNK):
+                piece = view[start : start + _CHUNK]
+                file.write(piece)
+                digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(head) + end, "sha256": digest.hexdigest()}
+
+
+def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes:
+    """All of a file of at most `limit` bytes, checked against its manifest entry where there is one."""
+    with _open(path) as file:
+        size = _size(file, path, entry)
+        if size > limit:
+            raise Damaged(f"{path.name} has {size} bytes, more than the {limit} such a file can have")
+        data = _read(file, size, path)
+    if entry is not None and hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise Damaged(f"the sha256 digest of {path.name} differs from the manifest's")
+    return data
+
+
+def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU, each with memory of its own, checked against the file's manifest entry."""
+    digest = hashlib.sha256()
+    tensors: dict[str, Tensor] = {}
+    with _open(path) as file:
+        size = _size(file, path, entry)
+        if size > _MEMORY:  # a file of a few blocks can claim to be larger than any memory, all of it zeros
+            raise StorageError(f"{path} has {size} bytes, more than the memory of this machine ({_MEMORY} bytes).")
+        first = _read(file, 8, path)
+        length = struct.unpack("<Q", first)[0]
+        if length > min(MAX_HEADER, size - 8):
+            raise Damaged(f"{path.name} announces a header of {length} bytes in a file of {size}")
+        header = _read(file, length, path)
+        digest.update(first + header)
+        for name, dtype, shape in _layout(path.name, header, size - 8 - length):
+            try:
+                tensor = torch.empty(shape, dtype=dtype)
+            except RuntimeError as error:  # out of memory says nothing about the file, so it is not called damaged
+                raise StorageError(
+                    f"'{name}' of {path} with shape {shape} does not fit in this machine's memory: free some, or resume "
+                    "on a machine that has more."
+                ) from error
+            view = raw(tensor)
+            for start in range(0, len(view), _CHUNK):
+                piece = view[start : start + _CHUNK]
+                if _fill(file, piece, path) != len(piece):
+                    raise Damaged(f"{path.name} ended early")
+                digest.update(piece)
+            tensors[name] = tensor
+    if digest.hexdigest() != entry["sha256"]:
+        raise Damaged(f"the sha256 digest of {path.name} differs from the manifest's")
+    return tensors
+
+
+def verify(path: Path, entry: Mapping[str, Any]) -> None:
+    """Read a file through and compare it with its manifest entry."""
+    digest = hashlib.sha256()
+    with _open(path) as file:
+        left = _size(file, path, entry)
+        while left:
+            piece = _read(file, min(_CHUNK, left), path)
+            digest.update(piece)
+            left -= len(piece)
+    if digest.hexdigest() != entry["sha256"]:
+        raise Damaged(f"the sha256 digest of {path.name} differs from the manifest's")
+
+
+def _layout(file_name: str, header: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Name, dtype and shape of each tensor in file order. Every size is checked here, before anything is allocated."""
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the header of {file_name} is not JSON") from error
+    if not isinstance(entries, dict):
+        raise Damaged(f"the header of {file_name} is not an object")
+    entries.pop("__metadata__", None)
+    found = []
+    for name, entry in entries.items():
+        dtype, shape, offsets = (
+            (entry.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(entry, dict) else (None,) * 3
+        )
+        if not isinstance(dtype, str) or dtype not in _DTYPE_OF or not _sizes(shape) or not _sizes(offsets):
+            raise Damaged(f"the header of {file_name} describes '{name}' wrongly")
+        found.append((offsets, name, _DTYPE_OF[dtype], shape))
+    end = 0
+    for offsets, name, dtype, shape in sorted(found, key=lambda item: (item[0], item[1])):
+        if offsets != [end, end + math.prod(shape) * dtype.itemsize]:
+            raise Damaged(f"the header of {file_name} places '{name}' at {offsets}, which is not its place")
+        end = offsets[1]
+    if end != data_bytes:
+        raise Damaged(f"{file_name} has {data_bytes} bytes of data, its header says {end}")
+    return [(name, dtype, shape) for _, name, dtype, shape in sorted(found, key=lambda item: (item[0], item[1]))]
+
+
+def _sizes(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= 32
+        and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
+    )
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        # No link is followed and no pipe is waited for: a checkpoint from elsewhere may hold either.
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+    except OSError as error:
+        raise _reading(path, error) from error
+
+
+def _size(file: IO[bytes], path: Path, entry: Mapping[str, Any] | None) -> int:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged(f"{path.name} is not a regular file")
+    if entry is not None and status.st_size != entry["bytes"]:
+        raise Damaged(f"{path.name} has {status.st_size} bytes, the manifest says {entry['bytes']}")
+    return status.st_size
+
+
+def _read(file: IO[bytes], size: int, path: Path) -> bytes:
+    data = bytearray(size)
+    if _fill(file, memoryview(data), path) != size:
+        raise Damaged(f"{path.name} ended early")
+    return bytes(data)
+
+
+def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
+    """Read until `view` is full or the file ends; the number of bytes read."""
+    done = 0
+    try:
+        while done < len(view):
+            count = file.readinto(view[done:])  # type: ignore[attr-defined]
+            if not count:
+                break
+            done += count
+    except OSError as error:
+        raise _reading(path, error) from error
+    return done
+
+
+def _reading(path: Path, error: OSError) -> Exception:
+    if error.errno in _GONE:
+        return Damaged(f"{path.name} cannot be read ({(error.strerror or str(error)).lower()})")
+    # No permission or too many open files: the data may well be good, so nothing may be moved out of the way for it.
+    return StorageError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.")

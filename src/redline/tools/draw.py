@@ -1,0 +1,112 @@
+"""A game's board, as text for a terminal and as pixels. Knows `cells` and the palette, no game.
+
+`cells` is (H, W) uint8, indices into a game's PALETTE of (name, colour).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import string
+from collections.abc import Mapping
+from typing import Literal, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Palette = tuple[tuple[str, tuple[int, int, int]], ...]
+Pixels = NDArray[np.uint8]
+Style = Literal["rgb", "256", "letters"]  # what a terminal can show: 24-bit colour, 256 colours, text alone
+
+BORDER = (88, 92, 104)  # around a board in a terminal, whose own background may be the colour of the floor
+RESET = "\x1b[0m"
+_LEVELS, _GREYS = (0, 95, 135, 175, 215, 255), range(8, 248, 10)
+_XTERM = np.array(
+    [*itertools.product(_LEVELS, repeat=3), *((grey, grey, grey) for grey in _GREYS)]
+)  # colours 16 to 255
+
+
+def style_of(out: TextIO, environ: Mapping[str, str] = os.environ) -> Style:
+    """The richest style `out` can show. Letters for a file, under NO_COLOR, and where no half block can be written."""
+    if not out.isatty() or environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return "letters"
+    if (out.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig"):
+        return "letters"
+    # A terminal that does not say so may lack 24-bit colour and would show noise (macOS Terminal); all know the 256.
+    return "rgb" if environ.get("COLORTERM") in ("truecolor", "24bit") else "256"
+
+
+def colours(palette: Palette) -> Pixels:
+    """(P, 3) uint8: the palette's colours."""
+    return np.array([rgb for _, rgb in palette], dtype=np.uint8).reshape(-1, 3)
+
+
+def grid_colour(palette: Palette) -> tuple[int, int, int]:
+    """Of the lines between cells: the floor's (the palette's first), darker."""
+    red, green, blue = palette[0][1]
+    return red * 5 // 8, green * 5 // 8, blue * 5 // 8
+
+
+def enlarge(cells: Pixels, scale: int, gap: int | None = None) -> Pixels:
+    """(H, W) -> (H * scale, W * scale), each cell a square; with `gap`, its last row and column hold that index."""
+    large = cells.repeat(scale, 0).repeat(scale, 1)
+    if gap is not None and scale >= 4:  # a line would eat up a smaller cell
+        large[scale - 1 :: scale] = gap
+        large[:, scale - 1 :: scale] = gap
+    return large
+
+
+def board_rgb(cells: Pixels, palette: Palette, scale: int = 16) -> Pixels:
+    """(H, W) -> (H * scale, W * scale, 3) uint8, with dark lines between the cells."""
+    every = np.vstack([colours(palette), np.array(grid_colour(palette), dtype=np.uint8)])
+    return every[enlarge(cells, scale, len(palette))]
+
+
+def board_lines(cells: Pixels, palette: Palette, style: Style, scale: int = 1) -> list[str]:
+    """Lines of text: in colour two rows of pixels a line, `scale` pixels a cell, and a border; else a letter a cell."""
+    if style == "letters":
+        letter = letters(palette)
+        return [" ".join(letter[cell] for cell in row) for row in cells.tolist()]
+    rgb = np.pad(colours(palette)[enlarge(cells, scale)], ((1, 1), (1, 1), (0, 0)))
+    rgb[[0, -1]] = rgb[:, [0, -1]] = BORDER
+    return _half_blocks(rgb, style)
+
+
+def board_size(shape: tuple[int, int], style: Style, scale: int = 1) -> tuple[int, int]:
+    """Lines and columns that `board_lines` takes for a board of `shape`."""
+    height, width = shape
+    if style == "letters":
+        return height, 2 * width - 1
+    return (height * scale + 3) // 2, width * scale + 2
+
+
+def letters(palette: Palette) -> list[str]:
+    """A character for each entry: a dot for the floor (the first), a letter of its name for any other, none twice."""
+    chosen = ["."]
+    for name, _ in palette[1:]:
+        wanted = name.lower() + name.upper() + string.ascii_letters + string.digits
+        chosen.append(next((c for c in wanted if c.isalnum() and c.isascii() and c not in chosen), "?"))
+    return chosen
+
+
+def _half_blocks(rgb: Pixels, style: Style) -> list[str]:
+    """(H, W, 3) -> lines of upper half blocks: the text colour is the upper pixel, the background the lower."""
+    lines = []
+    for top in range(0, len(rgb), 2):
+        below = rgb[top + 1].tolist() if top + 1 < len(rgb) else [None] * rgb.shape[1]
+        parts, last = [], None
+        for pair in zip(rgb[top].tolist(), below, strict=True):
+            if pair != last:  # codes only where a colour changes: a frame stays small enough for a slow connection
+                background = "49" if pair[1] is None else f"48;{_code(pair[1], style)}"  # None: below the last row
+                parts.append(f"\x1b[38;{_code(pair[0], style)};{background}m")
+                last = pair
+            parts.append("▀")
+        lines.append("".join(parts) + RESET)
+    return lines
+
+
+def _code(colour: list[int], style: Style) -> str:
+    """The part of a colour code after 38 or 48. In 256 colours, the nearest of the 6x6x6 cube or of the 24 greys."""
+    if style == "rgb":
+        return "2;{};{};{}".format(*colour)
+    return f"5;{16 + int(((_XTERM - colour) ** 2).sum(1).argmin())}"

@@ -1,0 +1,44 @@
+"""What the tests share: every game, and every way of playing it, taken from the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from hypothesis import settings
+
+from redline import games
+
+torch.set_num_threads(1)  # the tensors here are too small to share out
+settings.register_profile("redline", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("redline")
+
+
+class Variant(NamedTuple):
+    """A game and the settings that differ from its own."""
+
+    game: str
+    options: dict[str, Any]
+
+
+def variants(name: str) -> list[Variant]:
+    """The game as it comes, with each alternative of its choices, and with rewards no binary fraction can hold."""
+    config = games.load(name).Config
+    found = [Variant(name, {})]
+    for option, kind in get_type_hints(config).items():
+        if get_origin(kind) is Literal:
+            default = getattr(config(), option)
+            found += [Variant(name, {option: other}) for other in get_args(kind) if other != default]
+    rewards = {field.name: field.default + 0.1 for field in dataclasses.fields(config) if field.name.startswith("reward_")}
+    return [*found, Variant(name, rewards)] if rewards else found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `game_name` or `variant` runs for all there are."""
+    if "game_name" in metafunc.fixturenames:
+        metafunc.parametrize("game_name", games.names())
+    if "variant" in metafunc.fixturenames:
+        every = [variant for name in games.names() for variant in variants(name)]
+        metafunc.parametrize("variant", every, ids=lambda v: "-".join([v.game, *map(str, v.options.values())]))
