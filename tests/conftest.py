@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
@@ -21,18 +22,21 @@ class Variant(NamedTuple):
 
     game: str
     options: dict[str, Any]
+    label: str
 
 
 def variants(name: str) -> list[Variant]:
     """The game as it comes, with each alternative of its choices, and with rewards no binary fraction can hold."""
     config = games.load(name).Config
-    found = [Variant(name, {})]
+    found = [Variant(name, {}, "")]
     for option, kind in get_type_hints(config).items():
         if get_origin(kind) is Literal:
             default = getattr(config(), option)
-            found += [Variant(name, {option: other}) for other in get_args(kind) if other != default]
-    rewards = {field.name: field.default + 0.1 for field in dataclasses.fields(config) if field.name.startswith("reward_")}
-    return [*found, Variant(name, rewards)] if rewards else found
+            found += [Variant(name, {option: other}, f"-{other}") for other in get_args(kind) if other != default]
+    rewards = {
+        field.name: field.default + 0.1 for field in dataclasses.fields(config) if field.name.startswith("reward_")
+    }
+    return [*found, Variant(name, rewards, "-rewards")] if rewards else found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -41,4 +45,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("game_name", games.names())
     if "variant" in metafunc.fixturenames:
         every = [variant for name in games.names() for variant in variants(name)]
-        metafunc.parametrize("variant", every, ids=lambda v: "-".join([v.game, *map(str, v.options.values())]))
+        metafunc.parametrize("variant", every, ids=lambda v: v.game + v.label)
+
+
+@pytest.fixture
+def looks_uniform() -> Callable[[torch.Tensor], bool]:
+    """Chi-square of counts that should be equal: no farther from what chance gives than five standard deviations."""
+
+    def plausible(counts: torch.Tensor) -> bool:
+        expected, free = counts.double().mean(), counts.numel() - 1
+        statistic = ((counts.double() - expected) ** 2 / expected).sum().item()
+        return abs(statistic - free) < 5 * (2 * free) ** 0.5
+
+    return plausible

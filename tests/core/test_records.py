@@ -42,7 +42,9 @@ def test_from_leaves_inverts_leaves() -> None:
 
 
 def test_map_record_goes_field_by_field() -> None:
-    assert equal(map_record(lambda a, b: b - a, record(0), record(50)), map_record(lambda x: torch.full_like(x, 50), record(0)))
+    assert equal(
+        map_record(lambda a, b: b - a, record(0), record(50)), map_record(lambda x: torch.full_like(x, 50), record(0))
+    )
 
 
 def test_where_chooses_lane_by_lane() -> None:

@@ -1,4 +1,4 @@
-"""Choosing by rank, against the plain way."""
+"""Sets of cells and choosing from them by rank, against Python's own sets."""
 
 from __future__ import annotations
 
@@ -6,44 +6,62 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from redline.core.select import nth_set, pack, popcount
+from redline.core.select import full_set, layout, nth_cell, one_cell
 
 WIDTHS = [1, 2, 29, 30, 31, 59, 60, 61, 100, 127, 256, 1000, 1023, 1024]
+CPU = torch.device("cpu")
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), min_size=1))
-def test_popcount(values: list[int]) -> None:
-    assert popcount(torch.tensor(values, dtype=torch.int32)).tolist() == [value.bit_count() for value in values]
+def packed(mask: Tensor) -> Tensor:
+    """Rows of cells (N, C) bool as sets (N, K) int32, bit by bit as the module's first lines define them."""
+    words, size = layout(mask.shape[1])
+    sets = torch.zeros(mask.shape[0], words, dtype=torch.int64)
+    for cell in range(mask.shape[1]):
+        sets[:, cell // size] |= mask[:, cell].long() << cell % size
+    return sets.to(torch.int32)
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=150))
-def test_pack_keeps_every_bit(row: list[bool]) -> None:
-    assert popcount(pack(torch.tensor([row]))).sum().item() == sum(row)
+@pytest.mark.parametrize("cells", WIDTHS)
+def test_layout_holds_every_cell(cells: int) -> None:
+    words, size = layout(cells)
+    assert size <= 30
+    assert (words - 1) * size < cells <= words * size
+
+
+@pytest.mark.parametrize("cells", WIDTHS)
+def test_full_set_and_one_cell(cells: int) -> None:
+    assert torch.equal(full_set(cells, CPU), packed(torch.ones(1, cells, dtype=torch.bool)))
+    single = one_cell(torch.arange(cells, dtype=torch.int32), cells)
+    assert single.dtype == torch.int32
+    assert torch.equal(single, packed(torch.eye(cells, dtype=torch.bool)))
+    assert not one_cell(torch.tensor([-1], dtype=torch.int32), cells).any()
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=150).filter(any), st.data())
-def test_nth_set_of_any_row(row: list[bool], data: st.DataObject) -> None:
+def test_nth_cell_of_any_set(row: list[bool], data: st.DataObject) -> None:
     places = [place for place, value in enumerate(row) if value]
     rank = data.draw(st.integers(0, len(places) - 1))
-    assert nth_set(torch.tensor([row]), torch.tensor([rank], dtype=torch.int32)).tolist() == [places[rank]]
+    found = nth_cell(packed(torch.tensor([row])), torch.tensor([rank], dtype=torch.int32), len(row))
+    assert found.tolist() == [places[rank]]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nth_set_of_every_rank(width: int) -> None:
-    """A full row and a random one: all ranks of each, one row a rank, in one batch."""
-    generator = torch.Generator().manual_seed(width)
-    random_row = torch.rand(width, generator=generator) < 0.3
-    random_row[-1] = True
-    for row in (torch.ones(width, dtype=torch.bool), random_row):
+@pytest.mark.parametrize("cells", WIDTHS)
+def test_nth_cell_of_every_rank(cells: int) -> None:
+    """A full set and two random ones: all ranks of each, one row a rank, in one batch."""
+    generator = torch.Generator().manual_seed(cells)
+    dense, sparse = (torch.rand(cells, generator=generator) < share for share in (0.7, 0.05))
+    dense[-1] = sparse[-1] = True
+    for row in (torch.ones(cells, dtype=torch.bool), dense, sparse):
         places = row.nonzero().squeeze(1)
         ranks = torch.arange(len(places), dtype=torch.int32)
-        found = nth_set(row.expand(len(places), -1), ranks)
+        found = nth_cell(packed(row.unsqueeze(0)).expand(len(places), -1), ranks, cells)
         assert found.dtype == torch.int32
         assert torch.equal(found.long(), places)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nth_set_of_rows_with_one(width: int) -> None:
-    found = nth_set(torch.eye(width, dtype=torch.bool), torch.zeros(width, dtype=torch.int32))
-    assert torch.equal(found.long(), torch.arange(width))
+@pytest.mark.parametrize("cells", WIDTHS)
+def test_nth_cell_of_sets_of_one(cells: int) -> None:
+    found = nth_cell(packed(torch.eye(cells, dtype=torch.bool)), torch.zeros(cells, dtype=torch.int32), cells)
+    assert torch.equal(found.long(), torch.arange(cells))

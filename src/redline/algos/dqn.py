@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos import nets
-from redline.algos.optim import Optimizer
+from redline.algos.optim import Optimizer, flatten
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
@@ -106,12 +106,13 @@ class Learner:
         device = runtime.device
         self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self.optimizer = Optimizer(list(self.online.parameters()), config.learning_rate, config.max_grad_norm, runtime)
+        self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
+        self.target_flat = flatten(self.target)
         self.key = random.fold(random.seed_key(seed, device), torch.tensor(0x5EED, device=device))
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
-        self._loss = runtime.compile(self.loss)
+        self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
 
     def policy(self, obs: Tensor) -> Tensor:
         """Greedy actions (N,) int64."""
@@ -137,9 +138,9 @@ class Learner:
     def samples_per_update(self) -> int:
         return self.config.batch_size * self.accumulate
 
-    def loss(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean Huber loss of a fresh sample, and the mean value of the actions taken."""
-        batch = self.memory.sample(key, self.config.batch_size)
+    def loss(self, part: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean Huber loss of the sample numbered `part` () int64, and the mean value of the actions taken."""
+        batch = self.memory.sample(random.fold(self.key, 2 * part + 1), self.config.batch_size)
         with self.runtime.autocast():
             values = self.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
             with torch.no_grad():
@@ -147,31 +148,26 @@ class Learner:
                 next_online = self.online(batch.next_obs) if self.config.double else next_target
         targets = td_targets(self.config, batch, next_online, next_target)
         errors = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
-        return (errors * batch.weight).mean(), values.detach().mean()
+        return (errors * batch.weight).mean() / self.accumulate, values.detach().mean() / self.accumulate
 
     def update(self) -> None:
         """One gradient step, and the target network's."""
-        total: list[Tensor] = []
+        total: tuple[Tensor, ...] = ()
         for part in range(self.accumulate):
-            key = random.fold(self.key, 2 * (self.updated * self.accumulate + part) + 1)
-            loss, mean_value = self._loss(key)
-            gradients = self.optimizer.gradients(loss / self.accumulate)
-            if total:
-                torch._foreach_add_(total, gradients)
-            else:
-                total = gradients
-            self.sums["loss"] += loss.detach() / self.accumulate
-            self.sums["q_mean"] += mean_value / self.accumulate
-        stepped = self.optimizer.step(total)
-        self._follow(stepped)
+            loss, mean_value = self._loss(self.updated * self.accumulate + part)
+            gradients = self.optimizer.gradient(loss)
+            total = tuple(torch._foreach_add(total, gradients)) if total else gradients
+            self.sums["loss"] += loss.detach()
+            self.sums["q_mean"] += mean_value
+        self._apply(total)
 
     @torch.no_grad()
-    def _follow(self, stepped: Tensor) -> None:
-        """Move the target network: by tau every target_period gradient steps, not at all after a skipped one."""
+    def apply(self, gradients: tuple[Tensor, ...]) -> None:
+        """Step the online network, then move the target: by tau every target_period steps, not after a skipped one."""
+        stepped = self.optimizer.step(gradients)
         self.updated += 1
         due = stepped & (self.updated % self.config.target_period == 0)
-        share = torch.where(due, self.config.tau, 0.0)
-        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), share)
+        self.target_flat.lerp_(self.optimizer.flat, torch.where(due, self.config.tau, 0.0))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Everything that decides what comes next, in groups."""

@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.core.records import Runtime
 
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-5
 _GROWTH_INTERVAL = 2000.0  # good steps until the float16 loss scale doubles
 
 
+def flatten(module: nn.Module) -> Tensor:
+    """Move all parameters of `module` into one vector, of which they become views. (P,) in their dtype.
+
+    Clipping, Adam and a target network's update are then one kernel each, however many layers there are.
+    """
+    parameters = list(module.parameters())
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    start = 0
+    for p in parameters:
+        p.data = flat[start : start + p.numel()].view_as(p)
+        start += p.numel()
+    return flat
+
+
 class Optimizer:
-    """Adam over `parameters` with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`."""
+    """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
 
-    def __init__(self, parameters: Sequence[Tensor], learning_rate: float, max_norm: float, runtime: Runtime) -> None:
-        self.parameters, self.max_norm = list(parameters), max_norm
-        cuda = runtime.device.type == "cuda"
-        fused = runtime.device.type in ("cuda", "cpu")
-        self.adam = torch.optim.Adam(self.parameters, lr=learning_rate, eps=1e-5, fused=fused, capturable=cuda)
+    Written out, not torch's own: on one flat vector it compiles into a single kernel together with clipping and the check.
+    """
+
+    def __init__(self, module: nn.Module, learning_rate: float, max_norm: float, runtime: Runtime) -> None:
+        self.learning_rate, self.max_norm = learning_rate, max_norm
+        self.flat = flatten(module)
+        self.parameters = list(module.parameters())
+        self.mean = torch.zeros_like(self.flat)  # of gradients
+        self.square = torch.zeros_like(self.flat)  # mean of squared gradients
+        self.steps = torch.zeros((), device=runtime.device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self.scaled = runtime.amp_dtype == torch.float16
-        device = runtime.device
-        self.scale = torch.tensor(2.0**15 if self.scaled else 1.0, device=device)
-        self.good = torch.zeros((), device=device)  # finite steps since the scale last changed
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.scale = torch.tensor(2.0**15 if self.scaled else 1.0, device=runtime.device)
+        self.good = torch.zeros((), device=runtime.device)  # finite steps since the scale last changed
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Of the loss, times the loss scale."""
-        return list(torch.autograd.grad(loss * self.scale if self.scaled else loss, self.parameters))
+    def gradient(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """Of the loss by each parameter, times the loss scale."""
+        return torch.autograd.grad(loss * self.scale if self.scaled else loss, self.parameters)
 
-    @torch.no_grad()
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        """One Adam step with scaled `gradients`. Returns () bool: whether it was taken."""
-        norm = torch.nn.utils.get_total_norm(gradients) / self.scale
+    def step(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """One Adam step with scaled gradients. Returns () bool: whether it was taken."""
+        gradient = torch.cat([g.flatten() for g in gradients]) / self.scale
+        norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(norm)
-        factor = (self.max_norm / (norm + 1e-6)).clamp(max=1.0) / self.scale
-        torch._foreach_mul_(gradients, factor)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        # The fused kernel reads this attribute, as torch's own GradScaler sets it: the step is skipped on the device.
-        self.adam.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
-        self.adam.step()
+        gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
+        self.steps += finite
+        mean = torch.where(finite, self.mean + (1 - _BETA_1) * (gradient - self.mean), self.mean)
+        square = torch.where(finite, self.square + (1 - _BETA_2) * (gradient * gradient - self.square), self.square)
+        count = self.steps.clamp(min=1.0)
+        unbiased = mean / (1 - _BETA_1**count)
+        spread = (square / (1 - _BETA_2**count)).sqrt()
+        self.flat.sub_(torch.where(finite, self.learning_rate * unbiased / (spread + _EPSILON), 0.0))
+        self.mean.copy_(mean)
+        self.square.copy_(square)
         self.skipped += ~finite
         if self.scaled:
             grow = self.good + 1 >= _GROWTH_INTERVAL
@@ -50,22 +70,6 @@ class Optimizer:
         return finite
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state to checkpoint; before the first step the moments are the zeros they will start from."""
-        named = {"scale": self.scale, "good": self.good, "skipped": self.skipped}
-        for index, parameter in enumerate(self.parameters):
-            for name, value in self._moments(parameter).items():
-                named[f"{index}.{name}"] = value
-        return named
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        current = self.tensors()
-        for name, value in tensors.items():
-            current[name].copy_(value)
-
-    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.adam.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        return dict(state)
+        """The state to checkpoint."""
+        names = ("mean", "square", "steps", "skipped", "scale", "good")
+        return {name: getattr(self, name) for name in names}

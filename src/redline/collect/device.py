@@ -13,37 +13,40 @@ from redline.envs.batch import Rules
 
 
 class Tally(NamedTuple):
-    """Device accumulators over the episodes that ended since the last log. Each ()."""
+    """Sums over the episodes that ended since the last log, for each lane (N,): a step adds, only a log adds up lanes.
 
-    episodes: Tensor  # int64
+    A sum over all lanes in every step would be one block's work on a GPU while the others wait.
+    """
+
+    episodes: Tensor  # int32
     length: Tensor  # int64
     score: Tensor  # int64
-    score_max: Tensor  # int64
+    score_max: Tensor  # int32
     reward: Tensor  # float32
-    wins: Tensor  # int64
-    truncations: Tensor  # int64
+    wins: Tensor  # int32
+    truncations: Tensor  # int32
 
     @staticmethod
-    def zero(device: torch.device) -> Tally:
-        def whole() -> Tensor:
-            return torch.zeros((), dtype=torch.int64, device=device)
-
-        return Tally(whole(), whole(), whole(), whole(), torch.zeros((), device=device), whole(), whole())
+    def zero(lanes: int, device: torch.device) -> Tally:
+        wide, real = torch.int64, torch.float32
+        dtypes = (torch.int32, wide, wide, torch.int32, real, torch.int32, torch.int32)
+        return Tally(*(torch.zeros(lanes, dtype=dtype, device=device) for dtype in dtypes))
 
     def add(self, step: Step) -> None:
         ended = step.terminated | step.truncated
         score = torch.where(ended, step.episode.score, 0)
-        self.episodes.add_(ended.sum())
-        self.length.add_(torch.where(ended, step.episode.length, 0).sum())
-        self.score.add_(score.sum())
-        self.score_max.copy_(torch.maximum(self.score_max, score.max().to(torch.int64)))
-        self.reward.add_(torch.where(ended, step.episode.reward, 0.0).sum())
-        self.wins.add_(step.won.sum())
-        self.truncations.add_(step.truncated.sum())
+        self.episodes.add_(ended)
+        self.length.add_(torch.where(ended, step.episode.length, 0))
+        self.score.add_(score)
+        self.score_max.copy_(torch.maximum(self.score_max, score))
+        self.reward.add_(torch.where(ended, step.episode.reward, 0.0))
+        self.wins.add_(step.won)
+        self.truncations.add_(step.truncated)
 
     def read(self) -> dict[str, float]:
         """Means over the episodes counted; the accumulators start again. The one host synchronisation of a log."""
-        values = {name: float(x) for name, x in zip(self._fields, torch.stack([x.double() for x in self]).tolist())}
+        totals = torch.stack([x.max() if x is self.score_max else x.sum() for x in self]).tolist()
+        values = dict(zip(self._fields, totals, strict=True))
         for x in self:
             x.zero_()
         count = max(values["episodes"], 1.0)
@@ -66,7 +69,7 @@ class Collector:
     def __init__(self, rules: Rules, learner: Any, lanes: batch.Lanes) -> None:
         self.rules, self.learner = rules, learner
         self.lanes = map_record(torch.clone, lanes)
-        self.tally = Tally.zero(lanes.key.device)
+        self.tally = Tally.zero(len(lanes.key), lanes.key.device)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -2,9 +2,9 @@
 
     REDLINE_FAULT="kill@save.manifest:3,raise@save.model,slow@save:2s"
 
-A rule is ACTION@PHASE or ACTION@PHASE:WHEN. `kill` ends the process as a power cut would (SIGKILL), `raise` raises
-InjectedFault; WHEN is the n-th time the phase is reached, and without it every time. `slow` sleeps for WHEN seconds each
-time. The variable is read once, at import; without it `reach` costs a truth test.
+`kill@PHASE` ends the process with SIGKILL and `raise@PHASE` raises InjectedFault each time the phase is reached; with
+`:N` only the N-th time. `slow@PHASE:2s` sleeps each time. The variable is read once, at import; without it `reach`
+costs a truth test.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from redline.core.errors import UserError, nearest
 
-# The checkpoint protocol in the order it is reached. `save.<group>` is reached with that group's file half-written, each
-# other phase just before its action, `save.prune` between taking an old checkpoint's name away and deleting it.
+# The checkpoint protocol in order. `save.<group>` is reached with that group's file half-written, each other phase just
+# before its action, `save.prune` between taking an old checkpoint's name away and deleting it.
 SAVE_PHASES = (
     "save",
     "save.model",
@@ -62,8 +62,8 @@ def parse(text: str) -> list[_Rule]:
         match = _RULE.fullmatch(part)
         if match is None:
             raise UserError(
-                f"REDLINE_FAULT has the rule '{part}'; expected kill@PHASE or raise@PHASE, with :N for the N-th time only, "
-                "or slow@PHASE:2.5s."
+                f"REDLINE_FAULT has the rule '{part}'; expected kill@PHASE or raise@PHASE, with :N for the N-th time "
+                "only, or slow@PHASE:2.5s."
             )
         phase = match["phase"] or match["slow_phase"]
         if phase not in PHASES:

@@ -1,49 +1,74 @@
-"""Choosing by rank, without a scan.
+"""Sets of cells as bits, and choosing from them by rank without a scan.
 
-int32 throughout: the width that vectorises on every CPU and costs a GPU nothing.
+A set of C cells is K = ceil(C / 30) words of S = ceil(C / K) bits, int32: cell c is bit c % S of word c // S. int32 is the
+width that vectorises on every CPU; 30 bits keep clear of its sign.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-_WORD = 30  # bits in a word at most: 2 << 29 is the last power of two an int32 holds
-
-
-def popcount(x: Tensor) -> Tensor:
-    """Number of set bits of non-negative int32 values."""
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    x = x + (x >> 8)
-    return (x + (x >> 16)) & 0x3F
+_MOST = 30
 
 
-def pack(mask: Tensor) -> Tensor:
-    """Rows of bits as words: mask (N, C) bool -> (N, K) int32, C cells spread evenly over K = ceil(C / 30) words."""
-    words = -(-mask.shape[1] // _WORD)
-    size = -(-mask.shape[1] // words)
-    bit = torch.arange(size, device=mask.device, dtype=torch.int32)
-    padded = F.pad(mask, (0, words * size - mask.shape[1])).view(-1, words, size)
-    return (padded.to(torch.int32) << bit).sum(2, dtype=torch.int32)
+def layout(cells: int) -> tuple[int, int]:
+    """K words of S bits for so many cells."""
+    words = -(-cells // _MOST)
+    return words, -(-cells // words)
 
 
-def nth_set(mask: Tensor, rank: Tensor) -> Tensor:
-    """Index of the True with `rank` others before it, in each row.
+def full_set(cells: int, device: torch.device) -> Tensor:
+    """All cells: (1, K) int32."""
+    words, size = layout(cells)
+    left = [min(size, cells - word * size) for word in range(words)]
+    return torch.tensor([[(1 << bits) - 1 for bits in left]], dtype=torch.int32, device=device)
 
-    mask (N, C) bool, rank (N,) int32 below the row's count -> (N,) int32. A rank too high gives a meaningless number. A
-    cumulative sum over the cells would be the slowest part of a game's step; this packs the row into words (a reduction that
-    fuses with what made the mask), picks a word by its count, and a bit by the count of the bits up to it.
+
+def one_cell(cell: Tensor, cells: int) -> Tensor:
+    """The set of one cell: (N,) int32 -> (N, K) int32; a negative cell gives the empty set."""
+    words, size = layout(cells)
+    word = torch.div(cell, size, rounding_mode="floor")
+    bit = torch.ones_like(cell) << torch.where(cell < 0, 0, cell - word * size)
+    place = torch.arange(words, device=cell.device, dtype=torch.int32)
+    return torch.where(place == word.unsqueeze(1), bit.unsqueeze(1), 0)
+
+
+def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:
+    """The member with `rank` others before it: members (N, K) int32, rank (N,) int32 -> (N,) int32.
+
+    A rank too high gives a meaningless number. A cumulative sum over the cells would be the slowest part of a game's step;
+    this is a few dozen integer operations a row, all in registers: find the word by its count, then the bit from the partial
+    counts of 16, 8, 4, 2 and 1 bits.
     """
-    words = pack(mask)
-    size = -(-mask.shape[1] // words.shape[1])
-    rank = rank.unsqueeze(1)
-    place = torch.arange(words.shape[1], device=mask.device)
-    before = torch.where(place < place.unsqueeze(1), popcount(words).unsqueeze(1), 0).sum(2, dtype=torch.int32)
-    chosen = (before <= rank).sum(1, keepdim=True) - 1  # the last word that starts at or before the rank
-    rest, word = rank - before.gather(1, chosen), words.gather(1, chosen)
-    up_to_bit = (2 << torch.arange(size, device=mask.device, dtype=torch.int32)) - 1
-    inside = (popcount(word & up_to_bit) <= rest).sum(1, dtype=torch.int32)
-    return chosen.squeeze(1).to(torch.int32) * size + inside
+    words, size = layout(cells)
+    counts = [_partial_counts(members[:, k])[-1] for k in range(words)]
+    before = torch.zeros_like(rank)  # members in earlier words
+    index = torch.zeros_like(rank)  # first cell of the word
+    word = members[:, 0]
+    start = torch.zeros_like(rank)  # members before word k
+    for k in range(1, words):
+        start = start + counts[k - 1]
+        reached = start <= rank
+        before = torch.where(reached, start, before)
+        word = torch.where(reached, members[:, k], word)
+        index = torch.where(reached, index + size, index)  # (two plain numbers to choose from would make it int64)
+    rest = rank - before
+
+    pairs, nibbles, octets, halves, _ = _partial_counts(word)
+    place = torch.zeros_like(rank)
+    for partial, width in ((halves, 16), (octets, 8), (nibbles, 4), (pairs, 2), (word, 1)):
+        count = (partial >> place) & ((1 << width) - 1)  # members in the lower half of what is left
+        upper = rest >= count
+        rest = torch.where(upper, rest - count, rest)
+        place = torch.where(upper, place + width, place)
+    return index + place
+
+
+def _partial_counts(x: Tensor) -> tuple[Tensor, ...]:
+    """Set bits of each group of 2, 4, 8, 16 and 32 bits of a non-negative int32, in place."""
+    pairs = x - ((x >> 1) & 0x55555555)
+    nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    octets = (nibbles + (nibbles >> 4)) & 0x0F0F0F0F
+    halves = (octets + (octets >> 8)) & 0x00FF00FF
+    return pairs, nibbles, octets, halves, (halves + (halves >> 16)) & 0xFFFF

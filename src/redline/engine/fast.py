@@ -14,6 +14,9 @@ from redline.core.errors import UserError
 from redline.core.records import Hardware, Runtime
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+# Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
+# so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
+_OPTIONS = {"realize_opcount_threshold": 10}
 _WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
 
 
@@ -52,7 +55,7 @@ class Compiler:
         if not self.enabled:
             return function
         # fullgraph: a function that cannot be compiled whole fails before it has changed anything, so eager can take over.
-        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=_OPTIONS)
         proven = False
 
         @functools.wraps(function)

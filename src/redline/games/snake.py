@@ -19,7 +19,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec
-from redline.core.select import nth_set
+from redline.core.select import full_set, nth_cell, one_cell
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
 
@@ -75,18 +75,20 @@ class Config:
 
 
 class State(NamedTuple):
-    """N games of Snake. About 115 bytes a game on the 10x10 board."""
+    """N games of Snake. About 130 bytes a game on the 10x10 board, of which a replay stores 105."""
 
     ages: Tensor  # (N, H, W) int8, int16 above 127 cells: moves until the cell is free, 0 free
     head: Tensor  # (N,) int16: cell of the head
     food: Tensor  # (N,) int16: cell of the food, -1 on a full board
     heading: Tensor  # (N,) int8: direction of the last move
+    tail: Tensor  # (N,) int16: cell of the tail
+    free: Tensor  # (N, K) int32: set of the cells the snake does not cover, as in core.select
     length: Tensor  # (N,) int16: cells of the snake
     hunger: Tensor  # (N,) int16: moves since the last food
     key: Tensor  # (N,) int32: random stream of the episode
 
 
-HIDDEN = ("length", "hunger", "key")  # fields no observation reads: a replay need not store them
+HIDDEN = ("tail", "free", "length", "hunger", "key")  # fields no observation reads: a replay need not store them
 
 
 def spec(config: Config) -> Spec:
@@ -123,24 +125,21 @@ def init(config: Config, key: Tensor) -> State:
         row = torch.full_like(key, height // 2)
         column = torch.full_like(key, (width + length - 1) // 2)
 
-    rows, columns = _grid(config, key.device)
-    rows_behind, columns_behind = _board(row) - rows, _board(column) - columns
-    behind = rows_behind * _board(down) + columns_behind * _board(right)
-    beside = rows_behind * _board(right) + columns_behind * _board(down)
-    ages = torch.where((beside == 0) & (behind >= 0) & (behind < length), length - behind, 0)
-
-    # The body lies straight: the free cell of a given rank is found by stepping over the body's cells in rising order.
     head, stride = row * width + column, down * width + right
-    first = torch.minimum(head, head - (length - 1) * stride)
+    free = full_set(config.cells, key.device)
+    ages = torch.zeros(1, height, width, dtype=_age_dtype(config), device=key.device)
+    for behind in range(length):
+        cell = head - behind * stride
+        free = free & ~one_cell(cell, config.cells)
+        ages = torch.where(_at(config, cell), length - behind, ages)
     lengths = torch.full_like(key, length)
-    food = _food_rank(config, key, lengths)
-    for place_in_body in range(length):
-        food = food + (food >= first + place_in_body * stride.abs()).to(torch.int32)
     return State(
-        ages=ages.to(_age_dtype(config)),
+        ages=ages,
         head=head.to(torch.int16),
-        food=food.to(torch.int16),
+        food=_new_food(config, free, key, lengths).to(torch.int16),
         heading=heading.to(torch.int8),
+        tail=(head - (length - 1) * stride).to(torch.int16),
+        free=free,
         length=lengths.to(torch.int16),
         hunger=torch.zeros_like(key, dtype=torch.int16),
         key=key,
@@ -160,8 +159,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
     target = torch.where(inside, row * config.width + column, head)
 
-    age = state.ages.flatten(1).gather(1, target.to(torch.int64).unsqueeze(1)).squeeze(1)
-    died = ~inside | (age > 1)
+    died = ~inside | (_age_at(state, target) > 1)
     ate = (target == food) & ~died
     length = state.length.to(torch.int32) + ate
     won = length == config.cells
@@ -169,7 +167,10 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     arrives = _at(config, torch.where(died, -1, target))
     leaves = (~died & ~ate).to(state.ages.dtype).view(-1, 1, 1)
     ages = torch.where(arrives, length.to(state.ages.dtype).view(-1, 1, 1), (state.ages - leaves).clamp(min=0))
-    new_food = nth_set((ages == 0).flatten(1), _food_rank(config, state.key, length))
+    leaving = torch.where(died | ate, -1, state.tail.to(torch.int32))
+    free = state.free | one_cell(leaving, config.cells)
+    free = free & ~one_cell(torch.where(died, -1, target), config.cells)
+    new_food = _new_food(config, free, state.key, length)
     hunger = torch.where(ate, 0, state.hunger.to(torch.int32) + 1)
 
     reward = (
@@ -187,6 +188,8 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
         head=torch.where(died, head, target).to(torch.int16),
         food=torch.where(won, -1, torch.where(ate, new_food, food)).to(torch.int16),
         heading=heading.to(torch.int8),
+        tail=torch.where(died | ate, state.tail, _next_tail(config, state, target).to(torch.int16)),
+        free=free,
         length=length.to(torch.int16),
         hunger=hunger.to(torch.int16),
         key=state.key,
@@ -242,9 +245,31 @@ def _direction(heading: Tensor) -> tuple[Tensor, Tensor]:
     return down, right
 
 
-def _food_rank(config: Config, key: Tensor, length: Tensor) -> Tensor:
-    """Which of the free cells the food of a snake of this length takes, each as likely as any other. (N,) int32."""
-    return random.below(random.bits(key, length), config.cells - length).to(torch.int32)
+def _new_food(config: Config, free: Tensor, key: Tensor, length: Tensor) -> Tensor:
+    """The food of a snake of this length: a free cell, each as likely as any other. (N,) int32."""
+    rank = random.below(random.bits(key, length), config.cells - length).to(torch.int32)
+    return nth_cell(free, rank, config.cells)
+
+
+def _age_at(state: State, cell: Tensor) -> Tensor:
+    """Ages of one cell of each board. cell (N,) int32."""
+    return state.ages.flatten(1).gather(1, cell.to(torch.int64).unsqueeze(1)).squeeze(1)
+
+
+def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
+    """The cell that holds age 2, beside the tail: the tail once this one has left. A snake of one is its own tail."""
+    tail = state.tail.to(torch.int32)
+    row, column = _row_column(config, tail)
+    following = torch.where(state.length == 1, target, tail)
+    for stride, exists in (
+        (-config.width, row > 0),
+        (1, column < config.width - 1),
+        (config.width, row < config.height - 1),
+        (-1, column > 0),
+    ):
+        beside = torch.where(exists, tail + stride, tail)
+        following = torch.where(_age_at(state, beside) == 2, beside, following)
+    return following
 
 
 def _row_column(config: Config, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,23 +284,14 @@ def _distance(config: Config, a: Tensor, b: Tensor) -> Tensor:
     return (row_a - row_b).abs() + (column_a - column_b).abs()
 
 
-def _grid(config: Config, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column of every cell, int8, broadcastable to (N, H, W)."""
-    rows = torch.arange(config.height, dtype=torch.int8, device=device)
-    columns = torch.arange(config.width, dtype=torch.int8, device=device)
-    return rows.view(1, -1, 1), columns.view(1, 1, -1)
-
-
-def _board(coordinate: Tensor) -> Tensor:
-    """(N,) -> (N, 1, 1) int8, to compare with every row or column of a board. (int16 would not vectorise on a CPU.)"""
-    return coordinate.to(torch.int8).view(-1, 1, 1)
-
-
 def _at(config: Config, cell: Tensor) -> Tensor:
-    """(N, H, W) bool: True at the given cell of each board. cell (N,) integer, -1: nowhere."""
-    rows, columns = _grid(config, cell.device)
-    row, column = _row_column(config, cell.to(torch.int32))
-    return (rows == _board(row)) & (columns == _board(column))
+    """(N, H, W) bool: True at the given cell of each board. cell (N,) integer, -1: nowhere.
+
+    Compared in the narrowest dtype that holds a cell's number: on int8 sixteen cells are one instruction on a CPU.
+    """
+    dtype = _age_dtype(config)
+    every = torch.arange(config.cells, dtype=dtype, device=cell.device).view(1, config.height, config.width)
+    return every == cell.to(dtype).view(-1, 1, 1)
 
 
 def _age_dtype(config: Config) -> torch.dtype:

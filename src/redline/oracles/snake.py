@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redline.core.select import layout
 from redline.games.snake import Config
 from redline.oracles import bits
 
@@ -84,11 +85,17 @@ class Oracle:
         ages = [0] * self.config.cells
         for place, (row, column) in enumerate(self.body):
             ages[row * width + column] = len(self.body) - place
+        size = layout(self.config.cells)[1]
+        free = [0] * layout(self.config.cells)[0]
+        for cell, age in enumerate(ages):
+            free[cell // size] |= (age == 0) << cell % size
         return {
             "ages": ages,
             "head": self.body[0][0] * width + self.body[0][1],
             "food": -1 if self.food is None else self.food[0] * width + self.food[1],
             "heading": self.heading,
+            "tail": self.body[-1][0] * width + self.body[-1][1],
+            "free": free,
             "length": len(self.body),
             "hunger": self.hunger,
             "key": self.key,

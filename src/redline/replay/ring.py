@@ -5,8 +5,8 @@
     t+1   s a r   s a r       s a r     State. So a State is stored once and a transition costs one State, not two.
 
 Where an episode was cut short (truncated) the next row already belongs to another game. The State to bootstrap from is then
-kept in a small side ring, `finals`. When the side ring has moved on before the main ring, the sample's weight is 0: no sample
-ever bootstraps across a reset. Everything is a static tensor and every method runs without the host knowing a number, so
+kept in a small side ring of the lane, `finals`. Where the side ring has moved on before the main ring, the sample's weight is
+0: no sample ever bootstraps across a reset. Everything is a static tensor and every method runs without the host knowing a number, so
 that a whole iteration can be captured as one CUDA graph.
 """
 
@@ -31,7 +31,10 @@ class Ring:
     def __init__(
         self, rules: Rules, state: Any, capacity: int, n_step: int, gamma: float, finals: int | None = None
     ) -> None:
-        """`state` (N, …) is an example of the game's State; it gives number of lanes, shapes, dtypes and device."""
+        """`state` (N, …) is an example of the game's State; it gives number of lanes, shapes, dtypes and device.
+
+        `finals` is how many States before a truncation each lane keeps.
+        """
         self.rules, self.n_step, self.gamma = rules, n_step, gamma
         self.lanes = state[0].shape[0]
         self.device = state[0].device
@@ -41,7 +44,8 @@ class Ring:
                 f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns need at least "
                 f"{self.lanes * (n_step + 2):,} transitions. Take more capacity or fewer environments."
             )
-        self.finals_size = max(self.lanes, capacity // 16) if finals is None else finals
+        # One slot more than is kept: each step's final State is written there, and stays if the episode was cut short.
+        self.final_slots = 1 + (max(1, self.rows // 16) if finals is None else finals)
         seen = {name: x for name, x in state._asdict().items() if name not in rules.game.HIDDEN}
         hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name in rules.game.HIDDEN}
         self._hidden = hidden  # a State rebuilt for `observe` holds zeros where `observe` never looks
@@ -51,16 +55,16 @@ class Ring:
 
         size = self.rows * self.lanes
         self.states = {name: table(size, x) for name, x in seen.items()}
-        # One slot more than can be read: lanes with nothing to keep write there.
-        self.finals = {name: table(self.finals_size + 1, x) for name, x in seen.items()}
         integer = {"dtype": torch.int64, "device": self.device}
-        self.final_of = torch.full((self.finals_size + 1,), -1, **integer)  # transition a final State belongs to
+        kept = self.lanes * self.final_slots
+        self.finals = {name: table(kept, x) for name, x in seen.items()}
+        self.final_of = torch.full((kept,), -1, **integer)  # transition a final State belongs to
         self.action = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self.reward = torch.zeros(size, dtype=torch.float32, device=self.device)
         self.ended = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        self.final_slot = torch.zeros(size, dtype=torch.int32, device=self.device)
+        self.final_slot = torch.zeros(size, dtype=torch.int32, device=self.device)  # where its final State was written
         self.written = torch.zeros((), **integer)  # rows ever written
-        self.cut = torch.zeros((), **integer)  # final States ever kept
+        self.cuts = torch.zeros(self.lanes, dtype=torch.int32, device=self.device)  # truncations of each lane so far
 
     @property
     def bytes_per_transition(self) -> float:
@@ -69,7 +73,7 @@ class Ring:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that makes up the memory, by name: for checkpoints."""
         named = {f"states.{k}": v for k, v in self.states.items()} | {f"finals.{k}": v for k, v in self.finals.items()}
-        for name in ("final_of", "action", "reward", "ended", "final_slot", "written", "cut"):
+        for name in ("final_of", "action", "reward", "ended", "final_slot", "written", "cuts"):
             named[name] = getattr(self, name)
         return named
 
@@ -84,13 +88,12 @@ class Ring:
         ended = step.terminated.to(torch.uint8) * TERMINATED + step.truncated.to(torch.uint8) * TRUNCATED
         self.ended.index_copy_(0, slot, ended)
 
-        rank = step.truncated.to(torch.int64).cumsum(0)
-        keep = torch.where(step.truncated, (self.cut + rank - 1) % self.finals_size, self.finals_size)
-        self.final_slot.index_copy_(0, slot, keep.to(torch.int32))
-        self.final_of.index_copy_(0, keep, self.written * self.lanes + lane)
+        kept = lane * self.final_slots + self.cuts % self.final_slots
+        self.final_slot.index_copy_(0, slot, kept.to(torch.int32))
+        self.final_of.index_copy_(0, kept, self.written * self.lanes + lane)
         for name, table in self.finals.items():
-            table.index_copy_(0, keep, getattr(step.final_state, name))
-        self.cut += rank[-1]
+            table.index_copy_(0, kept, getattr(step.final_state, name))
+        self.cuts += step.truncated
         self.written += 1
 
     def draw(self, key: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -127,7 +130,7 @@ class Ring:
             running = running & (ended == 0)
 
         following = ((row + self.n_step) % self.rows) * self.lanes + lane
-        kept = torch.where(truncated, self.final_slot[last].to(torch.int64), self.finals_size)
+        kept = torch.where(truncated, self.final_slot[last], 0).to(torch.int64)
         lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
 
         def after(name: str, table: Tensor) -> Tensor:

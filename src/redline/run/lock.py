@@ -22,7 +22,8 @@ Notify = Callable[[str], None]
 
 def to_stderr(message: str) -> None:
     """The default way to tell the user: one line on standard error."""
-    print(message, file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a closed terminal is no reason to stop
+        print(message, file=sys.stderr, flush=True)
 
 
 def prepare_run_dir(path: Path | str) -> Path:
@@ -37,7 +38,7 @@ def prepare_run_dir(path: Path | str) -> Path:
             os.fsync(file.fileno())
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"The run folder {path} cannot be written: {_why(path, error)}; choose another with --run-dir."
+            f"The run folder {path} cannot be written: {_why_not(path, error)}; choose another with --run-dir."
         ) from error
     finally:
         with suppress(OSError, ValueError):
@@ -45,12 +46,17 @@ def prepare_run_dir(path: Path | str) -> Path:
     return path
 
 
-def _why(path: Path, error: OSError | ValueError) -> str:
+def why(error: Exception) -> str:
+    """The system's reason alone, as part of a sentence: without number and file name."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return reason[:1].lower() + reason[1:]
+
+
+def _why_not(path: Path, error: Exception) -> str:
     if isinstance(error, NotADirectoryError | FileExistsError):
         blocker = next((place for place in (path, *path.parents) if place.is_file()), path)
         return f"{blocker} is a file, not a folder"
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return reason[:1].lower() + reason[1:]
+    return why(error)
 
 
 class RunLock:
@@ -67,7 +73,7 @@ class RunLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StorageError(
-                f"The lock file {path} cannot be opened: {_why(path, error)}; choose another run folder with --run-dir."
+                f"The lock file {path} cannot be opened: {_why_not(path, error)}; choose another --run-dir."
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,11 +87,11 @@ class RunLock:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
                 os.close(fd)
-                raise StorageError(f"The run folder {self.run_dir} cannot be locked: {_why(path, error)}.") from error
+                raise StorageError(
+                    f"The run folder {self.run_dir} cannot be locked: {_why_not(path, error)}."
+                ) from error
             # Some cluster file systems have no locks. A run there is better than none, but the user must know.
-            notify(
-                f"The file system of {self.run_dir} has no locks: make sure that no other process trains into this folder."
-            )
+            notify(f"The file system of {self.run_dir} has no locks: let no other process train into this folder.")
         self._fd = fd
         with suppress(OSError):  # the text is for people; a full disk must not stop a resume that may free space
             os.ftruncate(fd, 0)

@@ -1,6 +1,6 @@
-"""Tensors in safetensors files, hashed while they are written and while they are read.
+"""Files of a checkpoint: durable on return, hashed while they are written and while they are read.
 
-The safetensors library reads these files and its files are read here. This is not the library because a flipped byte
+Tensors are in the safetensors format: the library reads these files. It is not used here because a flipped byte
 loads there without an error, its writer keeps other threads waiting on some versions and reports a full disk as an
 unrelated error, and its reader maps the file, where a truncation is a SIGBUS that nothing can catch.
 
@@ -14,16 +14,20 @@ import hashlib
 import json
 import math
 import os
+import secrets
+import shutil
 import stat
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from redline.core.errors import StorageError
+from redline.run.lock import why
 
 _NAME_OF = {
     torch.bool: "BOOL",
@@ -51,7 +55,7 @@ class Damaged(Exception):
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
@@ -96,6 +100,37 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[
     return {"bytes": len(head) + end, "sha256": digest.hexdigest()}
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Write `path` so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
+    try:
+        write_bytes(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not, sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or folder as far as possible; what stays has a name nobody reads and goes at the next start."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
 def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes:
     """All of a file of at most `limit` bytes, checked against its manifest entry where there is one."""
     with _open(path) as file:
@@ -127,8 +162,8 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
                 tensor = torch.empty(shape, dtype=dtype)
             except RuntimeError as error:  # out of memory says nothing about the file, so it is not called damaged
                 raise StorageError(
-                    f"'{name}' of {path} with shape {shape} does not fit in this machine's memory: free some, or resume "
-                    "on a machine that has more."
+                    f"'{name}' of {path} with shape {shape} does not fit in this machine's memory: free some, or use a "
+                    "machine that has more."
                 ) from error
             view = raw(tensor)
             for start in range(0, len(view), _CHUNK):
@@ -164,25 +199,25 @@ def _layout(file_name: str, header: bytes, data_bytes: int) -> list[tuple[str, t
     if not isinstance(entries, dict):
         raise Damaged(f"the header of {file_name} is not an object")
     entries.pop("__metadata__", None)
-    found = []
+    found: list[tuple[list[int], str, torch.dtype, list[int]]] = []
     for name, entry in entries.items():
-        dtype, shape, offsets = (
-            (entry.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(entry, dict) else (None,) * 3
-        )
-        if not isinstance(dtype, str) or dtype not in _DTYPE_OF or not _sizes(shape) or not _sizes(offsets):
+        entry = entry if isinstance(entry, dict) else {}
+        dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+        if not isinstance(dtype, str) or dtype not in _DTYPE_OF or not _are_sizes(shape) or not _are_sizes(offsets):
             raise Damaged(f"the header of {file_name} describes '{name}' wrongly")
         found.append((offsets, name, _DTYPE_OF[dtype], shape))
+    found.sort(key=lambda item: (item[0], item[1]))
     end = 0
-    for offsets, name, dtype, shape in sorted(found, key=lambda item: (item[0], item[1])):
-        if offsets != [end, end + math.prod(shape) * dtype.itemsize]:
+    for offsets, name, kind, shape in found:
+        if offsets != [end, end + math.prod(shape) * kind.itemsize]:
             raise Damaged(f"the header of {file_name} places '{name}' at {offsets}, which is not its place")
         end = offsets[1]
     if end != data_bytes:
         raise Damaged(f"{file_name} has {data_bytes} bytes of data, its header says {end}")
-    return [(name, dtype, shape) for _, name, dtype, shape in sorted(found, key=lambda item: (item[0], item[1]))]
+    return [(name, kind, shape) for _, name, kind, shape in found]
 
 
-def _sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= 32
@@ -230,6 +265,6 @@ def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
 
 def _reading(path: Path, error: OSError) -> Exception:
     if error.errno in _GONE:
-        return Damaged(f"{path.name} cannot be read ({(error.strerror or str(error)).lower()})")
+        return Damaged(f"{path.name} cannot be read ({why(error)})")
     # No permission or too many open files: the data may well be good, so nothing may be moved out of the way for it.
-    return StorageError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.")
+    return StorageError(f"{path} cannot be read: {why(error)}.")

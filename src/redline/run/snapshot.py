@@ -1,0 +1,72 @@
+"""What a checkpoint is made of, checked and copied, so that training goes on while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.run.files import DTYPES
+from redline.run.manifest import GROUP
+
+RESUME_LEVELS = ("L0", "L1", "L2", "L3")
+_SLACK = 1 << 20  # bytes of headers, folders and manifest, for the question whether a checkpoint fits on the disk
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What `save` was given, in memory that training does not touch."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: bytes
+    score: float | None
+    resume_level: str
+
+    @property
+    def bytes_needed(self) -> int:
+        return _SLACK + len(self.state) + sum(t.nbytes for group in self.tensors.values() for t in group.values())
+
+
+def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resume_level: str) -> None:
+    """Mistakes of the caller, raised at once instead of in a thread."""
+    if not 0 <= step < 10**18:
+        raise ValueError(f"step is {step}; expected 0 to 10**18 - 1")
+    if resume_level not in RESUME_LEVELS:
+        raise ValueError(f"resume_level is {resume_level!r}; expected one of {', '.join(RESUME_LEVELS)}")
+    for group, named in tensors.items():
+        if not GROUP.fullmatch(group):
+            raise ValueError(f"the group name {group!r} is not a lower-case word of letters, digits and underscores")
+        for name, tensor in named.items():
+            if not isinstance(name, str) or name == "__metadata__":
+                raise ValueError(f"group {group} has a tensor named {name!r}, which safetensors cannot store")
+            if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
+                raise ValueError(f"'{name}' of group {group} is {tensor.dtype}, {tensor.layout}: it cannot be stored")
+
+
+def check_finite(snapshot: Snapshot) -> None:
+    """Weights that are not numbers would make a checkpoint that no run can continue from."""
+    for name, tensor in snapshot.tensors.get("model", {}).items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"the weight '{name}' has NaN or infinite values")
+
+
+def copy_to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Contiguous CPU copies, each with memory of its own. Those from a GPU run side by side, through pinned memory."""
+    streams = set()
+
+    def copy(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cuda":
+            with suppress(RuntimeError):  # too little memory can be pinned: the slow copy below will do
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                streams.add(torch.cuda.current_stream(tensor.device))
+                return host.copy_(tensor.detach(), non_blocking=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+    copies = {group: {name: copy(tensor) for name, tensor in named.items()} for group, named in tensors.items()}
+    for stream in streams:
+        stream.synchronize()
+    return copies

@@ -1,0 +1,101 @@
+"""Redline's games for Stable-Baselines3."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.error import InvalidAction
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from redline.core.errors import UserError
+from redline.envs import make
+from redline.envs.sb3 import SB3VecEnv
+
+
+def test_steps_are_the_envs(variant: Any) -> None:
+    """Every array and every info against the Env's own step."""
+    adapter = SB3VecEnv(make(variant.game, 8, seed=2, time_limit=15, **variant.options))
+    ours = make(variant.game, 8, seed=2, time_limit=15, **variant.options)
+    np.testing.assert_array_equal(adapter.reset(), ours.reset().numpy())
+    adapter.action_space.seed(0)
+    endings = 0
+    for _ in range(40):
+        actions = np.array([adapter.action_space.sample() for _ in range(8)])
+        obs, rewards, dones, infos = adapter.step(actions)
+        step = ours.step(torch.from_numpy(actions))
+        np.testing.assert_array_equal(obs, step.obs.numpy())
+        np.testing.assert_array_equal(rewards, step.reward.numpy())
+        np.testing.assert_array_equal(dones, (step.terminated | step.truncated).numpy())
+        for lane, info in enumerate(infos):
+            assert info["TimeLimit.truncated"] == step.truncated[lane].item()
+            assert ("terminal_observation" in info) == ("episode" in info) == dones[lane]
+            if dones[lane]:
+                np.testing.assert_array_equal(info["terminal_observation"], step.final_obs[lane].numpy())
+                assert info["episode"] == {
+                    "r": step.episode.reward[lane].item(),
+                    "l": step.episode.length[lane].item(),
+                    "score": step.episode.score[lane].item(),
+                }
+                assert info["is_success"] == step.won[lane].item()
+                endings += 1
+    assert endings > 8
+
+
+def test_reset_goes_on_and_a_seed_starts_over() -> None:
+    adapter = SB3VecEnv(make("snake", 2, seed=2))
+    first, second = adapter.reset(), adapter.reset()
+    assert not np.array_equal(first, second)
+    adapter.seed(2)
+    np.testing.assert_array_equal(adapter.reset(), first)
+    np.testing.assert_array_equal(adapter.reset(), second)  # a seed is used once
+    adapter.seed(3)
+    np.testing.assert_array_equal(adapter.reset(), make("snake", 2).reset(seed=3).numpy())
+
+
+def test_attributes_and_methods() -> None:
+    adapter = SB3VecEnv(make("snake", 3), render_mode="rgb_array")
+    adapter.reset()
+    assert adapter.get_attr("render_mode") == ["rgb_array"] * 3
+    assert adapter.get_attr("num_envs", indices=[0, 2]) == [3, 3]
+    assert adapter.has_attr("action_masks")
+    assert not adapter.has_attr("wheels")
+    assert [mask.tolist() for mask in adapter.env_method("action_masks", indices=1)] == [[True] * 4]
+    with pytest.raises(AttributeError, match="no method 'fly'"):
+        adapter.env_method("fly")
+    with pytest.raises(UserError, match="one batch"):
+        adapter.set_attr("width", 3)
+    image = adapter.render()
+    assert image is not None
+    assert image.shape[2] == 3
+    for wrong in (np.zeros(2, np.int64), np.zeros(3), np.full(3, 4)):
+        with pytest.raises(InvalidAction, match="step expects"):
+            adapter.step(wrong)
+    adapter.close()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_dqn_and_ppo_learn_on_it() -> None:
+    """SB3's own loops, seeded: they find the episodes without a Monitor, and have nothing to warn of."""
+    dqn = DQN("MlpPolicy", SB3VecEnv(make("snake", 4, time_limit=20)), learning_starts=64, buffer_size=512, seed=1)
+    dqn.learn(256)
+    ppo = PPO("MlpPolicy", SB3VecEnv(make("snake", 8, time_limit=20)), n_steps=32, batch_size=64, n_epochs=1, seed=1)
+    ppo.learn(256)
+    for model in (dqn, ppo):
+        assert model.num_timesteps >= 256
+        assert len(model.ep_info_buffer or []) > 4
+        assert all(0 < info["l"] <= 20 for info in model.ep_info_buffer or [])
+    mean, _ = evaluate_policy(ppo, SB3VecEnv(make("snake", 2, time_limit=10)), n_eval_episodes=4)
+    assert np.isfinite(mean)
+
+
+def test_without_sb3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "redline.envs.sb3")
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env", None)
+    with pytest.raises(UserError, match=r"pip install redline\[sb3\]"):
+        importlib.import_module("redline.envs.sb3")

@@ -1,0 +1,314 @@
+"""Snake's rules on boards drawn by hand, and its food."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from versus_oracle import state_of
+
+from redline.core import random
+from redline.core.records import Events
+from redline.envs import batch, make, make_rules
+from redline.envs.batch import lane_keys
+from redline.games import snake
+from redline.games.snake import Config, State
+from redline.oracles.snake import Oracle
+
+UP, RIGHT, DOWN, LEFT = range(4)
+
+
+def draw(picture: str, heading: int, hunger: int = 0, **options: Any) -> tuple[Config, State]:
+    """One game from a drawing: numbers are ages (the head has the highest), * the food, . free."""
+    rows = [line.split() for line in picture.strip().splitlines()]
+    marks = {(row, column): mark for row, line in enumerate(rows) for column, mark in enumerate(line)}
+    player = Oracle(Config(width=len(rows[0]), height=len(rows), **options), key=12345)
+    player.body = sorted((cell for cell in marks if marks[cell].isdigit()), key=lambda cell: -int(marks[cell]))
+    player.food = next(cell for cell in marks if marks[cell] == "*")
+    player.heading, player.hunger = heading, hunger
+    return player.config, state_of(snake, [player])
+
+
+def picture(config: Config, state: State) -> str:
+    """The drawing of one game."""
+    marks = [str(age) if age else "." for age in state.ages.flatten().tolist()]
+    if state.food >= 0:
+        marks[state.food] = "*"
+    return "\n".join(" ".join(marks[row * config.width :][: config.width]) for row in range(config.height))
+
+
+def move(config: Config, state: State, action: int) -> tuple[State, Tensor, Tensor, Events]:
+    return snake.step(config, state, torch.tensor([action]))
+
+
+def clean(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+BENT = """
+    . . . . .
+    . 1 2 . .
+    . . 3 4 5
+    . . . . .
+    * . . . .
+"""
+
+
+def test_a_move_takes_the_tail_along() -> None:
+    config, state = draw(BENT, RIGHT)
+    after, reward, terminated, events = move(config, state, UP)
+    assert picture(config, after) == clean("""
+        . . . . .
+        . . 1 . 5
+        . . 2 3 4
+        . . . . .
+        * . . . .
+    """)
+    assert (after.heading, after.length, after.hunger, after.head) == (UP, 5, 1, 9)
+    assert (reward, terminated, events.score, events.won, events.truncated) == (0, False, 0, False, False)
+
+
+def test_eating_grows() -> None:
+    config, state = draw("""
+        . . . . .
+        . 1 2 . .
+        . . 3 4 5
+        . . . . *
+        . . . . .
+    """, RIGHT, hunger=9)  # fmt: skip
+    after, reward, terminated, events = move(config, state, DOWN)
+    new_food = int(after.food)
+    after = after._replace(food=torch.tensor([-1]))
+    assert picture(config, after) == clean("""
+        . . . . .
+        . 1 2 . .
+        . . 3 4 5
+        . . . . 6
+        . . . . .
+    """)
+    assert after.ages.flatten()[new_food] == 0
+    assert (after.length, after.hunger) == (6, 0)
+    assert (reward, terminated, events.score, events.won) == (config.reward_food, False, 1, False)
+
+
+def test_the_tails_cell_is_free_to_enter() -> None:
+    config, state = draw("""
+        . . . .
+        . 1 4 .
+        . 2 3 .
+        * . . .
+    """, UP)  # fmt: skip
+    after, _, terminated, _ = move(config, state, LEFT)
+    assert not terminated
+    assert picture(config, after) == clean("""
+        . . . .
+        . 4 3 .
+        . 1 2 .
+        * . . .
+    """)
+
+
+AT_THE_WALL = """
+    * . . . .
+    . . . . .
+    . . 1 5 6
+    . . 2 3 4
+    . . . . .
+"""
+CURLED = """
+    * . . . .
+    . . 6 5 .
+    . . 7 4 .
+    . 1 2 3 .
+    . . . . .
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "heading", "action"),
+    [(AT_THE_WALL, RIGHT, RIGHT), (CURLED, DOWN, DOWN), (CURLED, DOWN, RIGHT), (CURLED, DOWN, UP)],
+    ids=["wall", "body ahead", "body beside", "turning back is going straight on, into the body"],
+)
+def test_death(before: str, heading: int, action: int) -> None:
+    config, state = draw(before, heading)
+    after, reward, terminated, events = move(config, state, action)
+    assert terminated
+    assert (reward, events.won, events.truncated, events.score) == (config.reward_death, False, False, 0)
+    assert picture(config, after) == clean(before)  # a dead snake stays where it was
+    assert (after.length, after.hunger) == (state.length, 1)
+
+
+@pytest.mark.parametrize("heading", range(4))
+def test_turning_back_is_going_straight_on(heading: int) -> None:
+    """Of a snake of one cell too: it has a heading."""
+    config, state = draw("""
+        . . . . *
+        . . . . .
+        . . 1 . .
+        . . . . .
+        . . . . .
+    """, heading)  # fmt: skip
+    back, _, _, _ = move(config, state, (heading + 2) % 4)
+    on, _, _, _ = move(config, state, heading)
+    assert all(torch.equal(a, b) for a, b in zip(back, on, strict=True))
+    assert on.head == 12 + (-5, 1, 5, -1)[heading]
+
+
+@pytest.mark.parametrize(("action", "head"), [(0, 8), (1, 14), (2, 18)])
+def test_centred_actions_are_left_straight_right(action: int, head: int) -> None:
+    config, state = draw("""
+        . . . . *
+        . . . . .
+        . 1 2 3 .
+        . . . . .
+        . . . . .
+    """, RIGHT, view="centred")  # fmt: skip
+    after, _, terminated, _ = move(config, state, action)
+    assert not terminated
+    assert after.head == head
+
+
+def test_starvation_truncates_and_does_not_terminate() -> None:
+    config, state = draw(BENT, RIGHT, hunger=6, starvation=8)
+    state, _, terminated, events = move(config, state, DOWN)
+    assert not terminated
+    assert not events.truncated
+    state, reward, terminated, events = move(config, state, LEFT)
+    assert not terminated
+    assert events.truncated
+    assert reward == 0
+
+
+def test_starvation_gives_way_to_food_and_to_death() -> None:
+    config, state = draw(BENT, RIGHT, hunger=7, starvation=8)
+    _, _, terminated, events = move(config, state, RIGHT)
+    assert terminated
+    assert not events.truncated
+    _, _, terminated, events = move(config, state._replace(food=state.head + 5), DOWN)
+    assert not terminated
+    assert not events.truncated
+    assert events.score == 1
+
+
+def test_winning_fills_the_board_and_terminates() -> None:
+    config, state = draw("""
+        1  2  3  4
+        *  7  6  5
+        15 8  9  10
+        14 13 12 11
+    """, LEFT, reward_win=7.0)  # fmt: skip
+    after, reward, terminated, events = move(config, state, UP)
+    assert terminated
+    assert events.won
+    assert not events.truncated
+    assert reward == config.reward_food + 7.0
+    assert after.food == -1
+    assert sorted(after.ages.flatten().tolist()) == list(range(1, 17))
+    assert snake.observe(config, after)[0, 2].sum() == 0
+    assert (snake.cells(config, after) != 3).all()
+
+
+def test_shaping_pays_for_each_step_nearer() -> None:
+    config, state = draw(BENT, RIGHT, reward_closer=0.5, reward_step=-0.25)
+    _, nearer, _, _ = move(config, state, DOWN)
+    _, farther, _, _ = move(config, state, UP)
+    assert (nearer, farther) == (0.25, -0.75)
+
+
+def test_centred_view_is_seen_from_the_head_heading_up() -> None:
+    config, state = draw("""
+        . . . *
+        . . . .
+        . 1 2 3
+        . . . .
+    """, RIGHT, view="centred")  # fmt: skip
+    ages, outside, food = snake.observe(config, state)[0].tolist()
+    assert [row[3] for row in ages] == [0, 0, 0, 3, 2, 1, 0]  # the body trails straight down from the middle
+    assert food[3][1] == 1  # the food lies two to the left
+    assert sum(map(sum, food)) == 1
+    assert outside[2] == [1] * 7  # the wall is right ahead
+    assert [row[5] for row in outside] == [1, 1, 1, 1, 1, 1, 1]  # and two to the right
+
+
+def test_food_of_a_new_game_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
+    config = Config()
+    state = snake.init(config, lane_keys(0, torch.arange(97 * 200)))
+    free = (state.ages[0] == 0).flatten()
+    counts = torch.bincount(state.food.long(), minlength=config.cells)
+    assert free.sum() == 97
+    assert counts[~free].sum() == 0
+    assert (counts[free] > 0).all()
+    assert looks_uniform(counts[free])
+
+
+def test_next_food_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
+    config, state = draw("""
+        . . . . . . .
+        . 1 2 . . . .
+        . . 3 4 5 * .
+        . . . . . . .
+    """, RIGHT)  # fmt: skip
+    keys = lane_keys(1, torch.arange(22 * 300))
+    many = State(*(x.expand(len(keys), *x.shape[1:]) for x in state))._replace(key=keys)
+    after, _, _, _ = snake.step(config, many, torch.full((len(keys),), RIGHT))
+    free = (after.ages[0] == 0).flatten()
+    counts = torch.bincount(after.food.long(), minlength=config.cells)
+    assert free.sum() == 22
+    assert counts[~free].sum() == 0
+    assert looks_uniform(counts[free])
+
+
+def test_random_start_is_uniform_and_whole(looks_uniform: Callable[[Tensor], bool]) -> None:
+    """Every turn and every place that leaves room for the body, equally often within a turn."""
+    config = Config(width=5, height=4, start="random", start_length=3)
+    state = snake.init(config, lane_keys(2, torch.arange(12_000)))
+    assert torch.equal(
+        state.ages.flatten(1).sort(1).values[:, -4:], torch.tensor([0, 1, 2, 3]).to(torch.int8).expand(12_000, -1)
+    )
+    assert looks_uniform(torch.bincount(state.heading.long(), minlength=4))
+    for heading, places in ((UP, 10), (RIGHT, 12), (DOWN, 10), (LEFT, 12)):
+        heads = torch.bincount(state.head[state.heading == heading].long())
+        assert (heads > 0).sum() == places
+        assert looks_uniform(heads[heads > 0])
+
+
+def test_a_hamiltonian_cycle_wins_every_game() -> None:
+    """On 6x6, without the oracle: every lane's first episode fills the board."""
+    config = {"width": 6, "height": 6, "start": "centre"}
+    rules = make_rules("snake", config)
+    order = [0, *(r * 6 + c for r in range(6) for c in (range(1, 6) if r % 2 == 0 else range(5, 0, -1)))]
+    order += [r * 6 for r in range(5, 0, -1)]
+    turn = {-6: UP, 1: RIGHT, 6: DOWN, -1: LEFT}
+    backwards = torch.empty(36, dtype=torch.int64)  # the new snake heads right in a row the cycle takes to the left
+    for cell, before in zip(order, [order[-1], *order[:-1]], strict=True):
+        backwards[cell] = turn[before - cell]
+    lanes = batch.reset(rules, lane_keys(4, torch.arange(16)))
+    won = torch.zeros(16, dtype=torch.bool)
+    for _ in range(1300):
+        lanes, step = batch.step(rules, lanes, backwards[lanes.game.head.long()])
+        assert not step.truncated.any()
+        assert torch.equal(step.terminated, step.won)
+        first = step.won & ~won
+        assert (step.final_state.food[first] == -1).all()
+        assert (step.episode.score[first] == 33).all()
+        assert (step.episode.reward[first] == 38.0).all()
+        won |= step.won
+        if won.all():
+            break
+    assert won.all()
+
+
+def test_rules_have_not_changed_without_a_new_version() -> None:
+    """The digest of a long trajectory. When the rules change on purpose, raise VERSION and put the new digest here."""
+    env = make("snake", num_envs=64, seed=123, start="random", starvation=40)
+    env.reset()
+    digest = hashlib.sha256()
+    for t in range(150):
+        step = env.step(random.below(random.bits(random.seed_key(t), torch.arange(64)), 4))
+        for x in (step.obs, step.final_obs, step.reward, step.terminated, step.truncated, step.episode.score):
+            digest.update(x.numpy().tobytes())
+    assert (snake.VERSION, digest.hexdigest()[:16]) == (1, "55fb075c52d54164")

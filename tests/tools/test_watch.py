@@ -1,0 +1,240 @@
+"""Watching a game: what is drawn, what is returned, and that the terminal is given back."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from redline import envs
+from redline.core.errors import UserError
+from redline.tools import draw, watch
+
+UP = 0
+
+
+def go_up(obs: Tensor) -> Tensor:
+    assert obs.shape[0] == 1
+    return torch.tensor([UP])
+
+
+def around(obs: Tensor) -> Tensor:
+    """Along a closed path through all cells of a 4x4 board: a game played so is won.
+
+    v < < <
+    v > v ^     0 up, 1 right, 2 down, 3 left
+    v ^ v ^
+    > ^ > ^
+    """
+    path = torch.tensor([[2, 3, 3, 3], [2, 1, 2, 0], [2, 0, 2, 0], [1, 0, 1, 0]])
+    return path.flatten()[obs[:, 1].flatten(1).long().argmax(1)]
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name, value in {"COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color", "COLORTERM": "truecolor"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time that passes only by sleeping: what was slept, in order."""
+    naps: list[float] = []
+    monkeypatch.setattr(watch.time, "sleep", naps.append)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: sum(naps))
+    return naps
+
+
+def small_rules(time_limit: int = 0) -> envs.Rules:
+    return envs.make_rules("snake", {"width": 4, "height": 4}, time_limit)
+
+
+def test_the_game_is_lane_0_of_the_seed() -> None:
+    rules = envs.make_rules("snake", {"start": "random"})
+    env = envs.Env(rules, num_envs=3, seed=5)
+    env.reset()
+    frames = watch.play(rules, go_up, seed=5)
+    for _ in range(4):  # games, each from its own random stream
+        assert env.lanes is not None
+        frame = next(frames)
+        assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.lanes.game)[0].numpy())
+        assert frame.result == (0, 0, 0.0, False, False)
+        while not frame.ended:
+            step = env.step(torch.zeros(3, dtype=torch.int64))
+            frame = next(frames)
+            ended = bool(step.terminated[0] | step.truncated[0])
+            assert frame.ended == ended
+            assert frame.result.length == step.episode.length[0]
+            assert frame.result.score == step.episode.score[0]
+            assert frame.result.reward == step.episode.reward[0]
+            if not ended:
+                assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.lanes.game)[0].numpy())
+    boards = [next(watch.play(rules, go_up, seed)).cells.tobytes() for seed in range(5)]
+    assert len(set(boards)) == 5
+
+
+def test_outcomes() -> None:
+    out = io.StringIO()
+    (won,) = watch.play_terminal(small_rules(), around, 0, out=out)
+    (died,) = watch.play_terminal(small_rules(), go_up, 0, out=out)
+    (cut,) = watch.play_terminal(small_rules(time_limit=2), go_up, 0, out=out)
+    assert (won.score, won.won, won.truncated, won.outcome) == (
+        13,
+        True,
+        False,
+        "won",
+    )  # 3 cells at first, 16 at the end
+    assert (died.length, died.won, died.truncated, died.outcome) == (3, False, False, "died")  # row 2, 1, 0, wall
+    assert (cut.length, cut.won, cut.truncated, cut.outcome) == (2, False, True, "cut short")
+    lines = [line for line in out.getvalue().splitlines() if "foods" in line]
+    assert [line.split("   ")[-1] for line in lines] == ["won", "died", "cut short"]
+    assert lines[0].startswith(f"foods 13   length {won.length}   reward 18.00")
+
+
+def test_no_terminal_gets_the_last_board_and_the_result(slept: list[float]) -> None:
+    out = io.StringIO()
+    (result,) = watch.play_terminal(small_rules(), go_up, 0, out=out)
+    *board, empty, line = out.getvalue().splitlines()
+    frames = watch.play(small_rules(), go_up, 0)
+    last = next(frame for frame in frames if frame.ended)
+    assert board == draw.board_lines(last.cells, small_rules().game.PALETTE, "letters")
+    assert sum(board_line.count("h") for board_line in board) == 1
+    assert empty == ""
+    assert line == f"foods {result.score}   length 3   reward {result.reward:.2f}   died"
+    assert slept == []  # nobody watches: full speed
+
+
+def test_drawn_in_place(terminal: Terminal, slept: list[float]) -> None:
+    rules = small_rules()
+    results = watch.play_terminal(rules, go_up, 0, fps=10, games=2, out=terminal)
+    text = terminal.getvalue()
+    during, after = text.split("\x1b[?25h\x1b[?1049l")  # cursor and screen are given back, once
+    enter, *painted = during.split("\x1b[H")
+    assert enter == "\x1b[?1049h\x1b[?25l\x1b[2J"
+    frames = watch.play(rules, go_up, 0)
+    steps = sum(result.length for result in results)
+    assert len(painted) == steps + 2  # and the two first boards
+    for picture in painted:
+        expected = draw.board_lines(next(frames).cells, rules.game.PALETTE, "rgb", scale=2)
+        lines = picture.split("\x1b[K\n")
+        assert lines[: len(expected)] == expected
+        assert "\x1b[2J" not in picture  # clearing would flicker
+    assert "game 2 of 2   foods" in painted[-1]
+    assert f"died   step {steps}" in painted[-1]
+    assert [line.split("   ")[0] for line in after.splitlines()[-2:]] == ["game 1", "game 2"]
+    held = sum(abs(nap - watch.BETWEEN_GAMES) < 1e-6 for nap in slept)
+    assert held == 1  # between the games; after the last there is nothing to wait for
+    assert sum(abs(nap - 0.1) < 1e-6 for nap in slept) == len(slept) - held == len(painted) - 2
+
+
+def test_time_lost_to_a_slow_agent_is_not_caught_up(terminal: Terminal, slept: list[float]) -> None:
+    def slow_once(obs: Tensor) -> Tensor:
+        if 7.0 not in slept:
+            watch.time.sleep(7.0)
+        return go_up(obs)
+
+    watch.play_terminal(small_rules(), slow_once, 0, fps=10, out=terminal)
+    pauses = [nap for nap in slept if nap != 7.0]
+    assert pauses == pytest.approx([0.1, 0.0, 0.1])
+
+
+def test_the_terminal_is_given_back_after_ctrl_c(terminal: Terminal, slept: list[float]) -> None:
+    def interrupted(obs: Tensor) -> Tensor:
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+        return go_up(obs)
+
+    with pytest.raises(KeyboardInterrupt):
+        watch.play_terminal(small_rules(), interrupted, 0, out=terminal)
+    assert terminal.getvalue().count("\x1b[?25l") == 1
+    assert terminal.getvalue().endswith("\x1b[?25h\x1b[?1049l")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "animated", "coloured"),
+    [
+        ("LINES", "7", True, True),  # 4 rows and the border in 3 lines, an empty one, the status
+        ("LINES", "4", False, True),
+        ("COLUMNS", "6", False, True),
+        ("TERM", "dumb", False, False),
+        ("NO_COLOR", "1", True, False),
+    ],
+)
+def test_terminals_of_all_kinds(
+    terminal: Terminal,
+    slept: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    value: str,
+    animated: bool,
+    coloured: bool,
+) -> None:
+    monkeypatch.setenv(setting, value)
+    watch.play_terminal(small_rules(), go_up, 0, out=terminal)
+    text = terminal.getvalue()
+    assert ("\x1b[H" in text) == animated == bool(slept)
+    assert ("▀" in text) == ("\x1b[38;2" in text) == coloured
+    assert ("too small" in text) == (setting in ("LINES", "COLUMNS") and not animated)
+    assert text.endswith("died\n")
+
+
+def test_the_size_is_that_of_the_terminal_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr(watch.os, "get_terminal_size", lambda descriptor: os.terminal_size((descriptor, 9)))
+    out = Terminal()
+    monkeypatch.setattr(out, "fileno", lambda: 33, raising=False)
+    assert watch._terminal_size(out) == (9, 33)
+    assert watch._terminal_size(io.StringIO()) == (0, 0)
+
+
+def test_recording(tmp_path: Path) -> None:
+    rules = small_rules()
+    result = watch.record_gif(rules, around, 0, tmp_path / "won.gif", scale=8)
+    assert result.won
+    with Image.open(tmp_path / "won.gif") as image:
+        assert image.n_frames == result.length + 1
+        for number, frame in zip(range(image.n_frames), watch.play(rules, around, 0), strict=False):
+            image.seek(number)
+            assert np.array_equal(np.array(image.convert("RGB")), draw.board_rgb(frame.cells, rules.game.PALETTE, 8))
+        assert frame.ended
+        assert (frame.cells > 0).all()  # the board of the win is full
+
+
+def test_a_long_recording_is_cut_short(tmp_path: Path) -> None:
+    result = watch.record_gif(small_rules(), around, 0, tmp_path / "a.gif", max_steps=5)
+    assert (result.length, result.truncated, result.won, result.outcome) == (5, True, False, "cut short")
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.n_frames == 6
+    assert (
+        watch.record_gif(small_rules(), go_up, 0, tmp_path / "b.gif", max_steps=3).outcome == "died"
+    )  # on the last step
+
+
+def test_bad_numbers_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="fps is 0"):
+        watch.play_terminal(small_rules(), go_up, 0, fps=0)
+    with pytest.raises(UserError, match="games is 0"):
+        watch.play_terminal(small_rules(), go_up, 0, games=0)
+    with pytest.raises(UserError, match="max_steps is 0"):
+        watch.record_gif(small_rules(), go_up, 0, tmp_path / "a.gif", max_steps=0)
+    with pytest.raises(UserError, match="fps is 99"):
+        watch.record_gif(small_rules(), go_up, 0, tmp_path / "a.gif", fps=99)
+    assert not list(tmp_path.iterdir())
