@@ -26,26 +26,30 @@ class Variant(NamedTuple):
 
 
 def variants(name: str) -> list[Variant]:
-    """The game as it comes, with each alternative of its choices, and with rewards no binary fraction can hold."""
+    """The game as it comes, and with each alternative of its choices."""
     config = games.load(name).Config
     found = [Variant(name, {}, "")]
     for option, kind in get_type_hints(config).items():
         if get_origin(kind) is Literal:
             default = getattr(config(), option)
             found += [Variant(name, {option: other}, f"-{other}") for other in get_args(kind) if other != default]
-    rewards = {
-        field.name: field.default + 0.1 for field in dataclasses.fields(config) if field.name.startswith("reward_")
-    }
-    return [*found, Variant(name, rewards, "-rewards")] if rewards else found
+    return found
+
+
+def odd_rewards(name: str) -> Variant:
+    """The game with rewards that no binary fraction can hold: their sums show every difference in rounding."""
+    fields = [field for field in dataclasses.fields(games.load(name).Config) if field.name.startswith("reward_")]
+    return Variant(name, {field.name: field.default + 0.1 for field in fields}, "-rewards")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `game_name` or `variant` runs for all there are."""
+    """A test that asks for `game_name`, `variant` or `any_variant` (odd rewards too) runs for all there are."""
     if "game_name" in metafunc.fixturenames:
         metafunc.parametrize("game_name", games.names())
-    if "variant" in metafunc.fixturenames:
-        every = [variant for name in games.names() for variant in variants(name)]
-        metafunc.parametrize("variant", every, ids=lambda v: v.game + v.label)
+    every = [variant for name in games.names() for variant in variants(name)]
+    for fixture, chosen in (("variant", every), ("any_variant", [*every, *map(odd_rewards, games.names())])):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, chosen, ids=lambda variant: variant.game + variant.label)
 
 
 @pytest.fixture

@@ -58,7 +58,8 @@ def test_compiled_equals_eager() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_envs", [1, 4096])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_gpu_equals_cpu(variant: Any, num_envs: int, compiled: bool) -> None:
+def test_gpu_equals_cpu(any_variant: Any, num_envs: int, compiled: bool) -> None:
     torch.compiler.reset()  # else the functions before this one count towards the limit of recompilations
-    ended = compare(make_rules(variant.game, variant.options, time_limit=40), num_envs, 64, "cuda", compiled)
+    rules = make_rules(any_variant.game, any_variant.options, time_limit=40)
+    ended = compare(rules, num_envs, 64, "cuda", compiled)
     assert ended >= num_envs

@@ -126,9 +126,9 @@ def test_rules_that_truncate_are_no_termination() -> None:
     assert env.lanes.played.item() == 1
 
 
-def test_episode_statistics(variant: Any) -> None:
+def test_episode_statistics(any_variant: Any) -> None:
     """Counted here by hand: length, score and reward of the episode so far, this step included; then from zero."""
-    env = made(variant)
+    env = made(any_variant)
     env.reset()
     length, score, reward = torch.zeros(LANES), torch.zeros(LANES), torch.zeros(LANES)
     for t in range(60):

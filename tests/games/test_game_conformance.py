@@ -136,9 +136,9 @@ def test_legal_and_cells(variant: Any) -> None:
             assert cells.max() < len(game.PALETTE)
 
 
-def test_a_batch_equals_its_singles(variant: Any) -> None:
+def test_a_batch_equals_its_singles(any_variant: Any) -> None:
     """Lane i of 64 equals a batch that holds lane i alone, bit for bit: no reduction runs across games."""
-    rules = rules_of(variant)
+    rules = rules_of(any_variant)
     whole = trajectory(rules, 3, torch.arange(LANES))
     for lane in (0, 17, LANES - 1):
         alone = trajectory(rules, 3, torch.tensor([lane]))

@@ -83,7 +83,7 @@ def filling(lane: int, game: Any, rng: random.Random) -> int:
 # Rewards are binary fractions: the sums are the same in float32 and in Python's float64.
 SHAPED = {"reward_closer": 0.25, "reward_step": -0.125, "reward_win": 8.0, "reward_death": -3.0, "reward_food": 2.5}
 SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, policy, lanes, steps, episodes at least
-    "10x10 blind": ({}, blind, 512, 60, 1000),
+    "10x10 blind": ({}, blind, 384, 50, 500),
     "10x10 greedy": ({}, greedy, 24, 400, 30),
     "centred": ({"width": 6, "height": 5, "view": "centred"}, mostly_greedy, 96, 80, 200),
     "centred 10x10": ({"view": "centred", "start": "random"}, mostly_greedy, 32, 50, 20),

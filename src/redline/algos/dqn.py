@@ -60,6 +60,9 @@ class Config:
             raise UserError(f"dqn.hidden is {self.hidden}; expected one or more layer widths, as in 256,256.")
 
 
+FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay_capacity")  # a continued run must keep these
+
+
 def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
     """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
     if hardware.kind == "cuda":
@@ -175,13 +178,6 @@ class Learner:
         model |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
         counters = {"key": self.key, "acted": self.acted, "updated": self.updated}
         return {"model": model, "optim": self.optimizer.tensors(), "rng": counters, "replay": self.memory.tensors()}
-
-    def load_state_dict(self, groups: dict[str, dict[str, Tensor]]) -> None:
-        """Into the present tensors, in place: captured graphs and compiled functions keep reading them."""
-        current = self.state_dict()
-        for group, tensors in groups.items():
-            for name, value in tensors.items():
-                current[group][name].copy_(value)
 
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:

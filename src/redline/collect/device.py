@@ -83,7 +83,3 @@ class Collector:
 
     def tensors(self) -> dict[str, Tensor]:
         return leaves(self.lanes)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        for name, value in self.tensors().items():
-            value.copy_(tensors[name])

@@ -89,11 +89,15 @@ class Plan:
             }
         )
 
+    def identity(self) -> dict[str, Any]:
+        """What a continued run must share, besides the algorithm's FIXED options."""
+        record = self.describe()
+        return {name: record[name] for name in ("seed", "num_envs", "time_limit", "rules_version", "env_options")}
+
     @property
-    def fingerprint(self) -> str:
-        """Of everything that decides what is learned: a run continues only with the same."""
-        names = ("env", "algo", "seed", "num_envs", "accumulate", "time_limit", "rules_version", "env_options")
-        return digest({k: v for k, v in self.describe().items() if k in (*names, "algo_options")})
+    def identity_hash(self) -> str:
+        fixed = {name: getattr(self.algo_config, name) for name in self.algo.FIXED}
+        return digest([self.settings.env, self.settings.algo, self.identity(), fixed])
 
 
 def digest(record: Any) -> str:

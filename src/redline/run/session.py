@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from redline.collect.device import Collector
 from redline.engine import fast
 from redline.envs import batch
 from redline.replay.ring import Ring
+from redline.run.checkpoint import copy_into
 from redline.run.config import Plan
 
 
@@ -36,6 +37,7 @@ class Session:
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
         self.updates = 0
+        self.remembered = 0  # iterations in the replay memory; fewer than all when it was not in the checkpoint
 
     def _play_and_learn(self) -> None:
         self._collect()
@@ -54,25 +56,44 @@ class Session:
         """Play `count` steps in every environment, and learn after each once enough has been played."""
         config = self.plan.algo_config
         for _ in range(count):
-            enough = self.env_steps >= config.learning_starts and self.iterations > config.n_step
+            seen = self.remembered * self.plan.num_envs
+            enough = seen >= config.learning_starts and self.remembered > config.n_step
             if enough:
                 self._collect_and_learn()
                 self.updates += config.updates
             else:
                 self._collect_only()
             self.iterations += 1
+            self.remembered += 1
+
+    def read_metrics(self, updates: int) -> dict[str, float]:
+        """Means of the learner's metrics over the last `updates`, which start again."""
+        if not updates:
+            return {}
+        values = torch.stack(list(self.learner.sums.values())).tolist()
+        for total in self.learner.sums.values():
+            total.zero_()
+        found = {name: value / updates for name, value in zip(self.learner.sums, values, strict=True)}
+        return found | {"skipped_updates": int(self.learner.optimizer.skipped)}
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
             torch.cuda.synchronize(self.plan.device)
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All state, in the groups of a checkpoint."""
-        return {**self.learner.state_dict(), "envs": self.collector.tensors()}
+    def tensors(self, replay: bool = True) -> dict[str, dict[str, Tensor]]:
+        """All state, in the groups of a checkpoint; without `replay` the memory is left out."""
+        groups = {**self.learner.state_dict(), "envs": self.collector.tensors()}
+        if not replay:
+            groups.pop("replay", None)
+        return groups
 
-    def load(self, groups: dict[str, dict[str, Tensor]], iterations: int, updates: int) -> None:
-        """Take over a checkpoint's state, in place."""
-        groups = dict(groups)
-        self.collector.load(groups.pop("envs"))
-        self.learner.load_state_dict(groups)
-        self.iterations, self.updates = iterations, updates
+    def counters(self) -> dict[str, int]:
+        return {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, int]) -> None:
+        """Take over a checkpoint's state, in place: captured graphs and compiled functions keep reading it."""
+        for group, tensors in self.tensors().items():
+            if group in groups:
+                copy_into(tensors, groups[group], what=group)
+        self.iterations, self.updates = counters["iterations"], counters["updates"]
+        self.remembered = counters["remembered"] if "replay" in groups else 0

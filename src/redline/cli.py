@@ -1,0 +1,377 @@
+"""The command line. Each command is a dataclass of its options; words after it are parsed by its types."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redline import __version__
+from redline.core.errors import UserError, nearest
+
+# Torch and what needs it are imported by the commands, so that help and errors come at once.
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word of the command line."""
+
+    summary: str
+    argument: str  # its positional argument, empty: none; in brackets: may be left out
+    options: Callable[[], type]  # dataclass of its options
+    run: Callable[[str, dict[str, Any], bool], int]
+    groups: str = ""  # option groups it takes besides, for the help text
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of `redline eval`."""
+
+    episodes: int = 256  # games played, each to its end
+    seed: int = 0  # which set of held-out games
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Options of `redline watch`."""
+
+    terminal: bool = False  # play in this terminal
+    gif: str | None = None  # write a GIF to this file
+    seed: int = 0  # which game
+    games: int = 1  # how many, one after the other (terminal)
+    fps: float = 12.0  # moves a second
+    max_steps: int = 2000  # of a GIF
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of `redline bench`."""
+
+    env: str = "snake"  # the game
+    games: tuple[int, ...] = (1, 16, 64, 256, 4096, 65536)  # how many at once, a row each
+    seconds: float = 1.0  # measured for each figure
+    device: str = "auto"
+    precision: str = "auto"
+    compile: bool | None = None  # leave out the compiled column with --no-compile
+    out: str | None = None  # write the figures as JSON to this file
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """No options of its own."""
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Options of `redline doctor`."""
+
+    env: str = "snake"
+    algo: str = "dqn"
+    device: str = "auto"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Entry point: runs a command and exits with its code."""
+    try:
+        code = run(list(sys.argv[1:] if words is None else words))
+    except UserError as error:
+        print(f"redline: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output went away: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def run(words: list[str]) -> int:
+    """Run the command that `words` spell; returns the exit code."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(f"redline {__version__}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise UserError(f"There is no command '{name}'{nearest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    command = COMMANDS[name]
+    kind = command.options()
+    if "-h" in rest or "--help" in rest:
+        print(_help(name, command, kind))
+        return 0
+    argument, options = parse(name, command, kind, rest)
+    as_json = bool(options.pop("json", False))
+    return command.run(argument, options, as_json)
+
+
+def parse(name: str, command: Command, kind: type, words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The positional argument and the options by name (words not yet parsed by type, flags as True or False)."""
+    hints = typing.get_type_hints(kind)
+    flags = {field for field, hint in hints.items() if hint is bool or bool in typing.get_args(hint)}
+    known = {*hints, "json"} - {"env_options", "algo_options"}
+    argument, found = "", {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if not word.startswith("--"):
+            if argument or not command.argument:
+                raise UserError(f"redline {name} does not know what to do with '{word}'; see redline {name} --help.")
+            argument = word
+            continue
+        key, equals, value = word[2:].partition("=")
+        plain = key.replace("-", "_")
+        if "." in key and command.groups:
+            pass
+        elif plain in flags or plain == "json":
+            found[plain] = value if equals else True
+            continue
+        elif plain.startswith("no_") and plain[3:] in flags:
+            found[plain[3:]] = False
+            continue
+        elif plain not in known or (plain == "env" and command.argument == "ENV"):
+            raise UserError(f"redline {name} has no option --{key}{nearest(plain, known).replace('_', '-')}")
+        if not equals:
+            if not queue or (queue[0].startswith("--") and not queue[0][2:3].isdigit()):
+                raise UserError(f"--{key} needs a value; see redline {name} --help.")
+            value = queue.pop(0)
+        found[plain] = value
+    if command.argument and not argument and not command.argument.startswith("["):
+        raise UserError(f"redline {name} needs {command.argument}; see redline {name} --help.")
+    return argument, found
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    print(json.dumps(record, default=str), flush=True)
+
+
+def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.config import from_words
+    from redline.run.train import EXIT_CODES, train
+
+    result = train(from_words(argument, options)).result
+    if as_json:
+        _print_json(result)
+    else:
+        print(_closing_words(result))
+    return EXIT_CODES.get(result["stopped_by"], 0)
+
+
+def _closing_words(result: dict[str, Any]) -> str:
+    from redline.run.progress import duration, quantity
+
+    run_dir, env = result["run"], result["env"]
+    prefix = "" if sys.prefix == sys.base_prefix or _on_path("redline") else f"{_relative(Path(sys.prefix) / 'bin')}/"
+    where = "" if run_dir == f"runs/{env}-{result['algo']}" else f" --run-dir {run_dir}"
+    minutes = result["settings"]["minutes"]
+    longer = f"--minutes {2 * minutes:g}" if minutes else f"--steps {2 * result['env_steps']}"
+    lines = [
+        f"{quantity(result['env_steps'])} steps in {duration(result['seconds'])} "
+        f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
+        f"gradient samples/s); stopped by {result['stopped_by']}."
+    ]
+    if "score_mean" in result:
+        lines.append(
+            f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
+            f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}, won {100 * result['win_rate']:.1f} %)"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"Run folder: {run_dir}",
+            f"  evaluate:  {prefix}redline eval {run_dir}",
+            f"  watch:     {prefix}redline watch {run_dir} --terminal",
+            f"  continue:  {prefix}redline train {env}{where} {longer}",
+        ]
+    )
+
+
+def _on_path(program: str) -> bool:
+    import shutil
+
+    return shutil.which(program) is not None
+
+
+def _relative(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.agent import load_agent
+    from redline.run.folder import write_json
+    from redline.run.options import build
+
+    wanted = build(EvalOptions, options, "")
+    agent = load_agent(Path(argument), wanted.device)
+    shown = sys.stderr.isatty()
+
+    def progress(finished: int) -> None:
+        if shown:
+            print(f"\r{finished} of {wanted.episodes} games", end="", file=sys.stderr, flush=True)
+
+    result = agent.evaluate(wanted.episodes, wanted.seed, progress)
+    if shown:
+        print("\r", end="", file=sys.stderr)
+    write_json(agent.path / "eval.json", result)
+    if as_json:
+        _print_json(result)
+        return 0
+    name = agent.rules.game.spec(agent.rules.config).score_name
+    print(
+        f"{result['episodes']} games of {result['env']}, greedy, after {result['env_steps']:,} training steps\n"
+        f"  {name:<12} {result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %), "
+        f"worst {result['score_min']:.0f}, best {result['score_max']:.0f}\n"
+        f"  {'length':<12} {result['length_mean']:.1f} steps\n"
+        f"  {'won':<12} {100 * result['win_rate']:.1f} %"
+        + (f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else "")
+    )
+    return 0
+
+
+def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.agent import load_agent
+    from redline.run.options import build
+    from redline.tools.watch import play_terminal, record_gif
+
+    wanted = build(WatchOptions, options, "")
+    if not wanted.terminal and not wanted.gif:
+        raise UserError("redline watch needs --terminal (play here) or --gif FILE (write a picture that moves).")
+    agent = load_agent(Path(argument), wanted.device)
+    if wanted.gif:
+        results = [
+            record_gif(
+                agent.rules, agent.policy, wanted.seed, Path(wanted.gif), fps=wanted.fps, max_steps=wanted.max_steps
+            )
+        ]
+        print(f"{wanted.gif}: {results[0].length} steps, score {results[0].score}, {results[0].outcome}", file=sys.stderr)
+    if wanted.terminal:
+        out = sys.stderr if as_json else sys.stdout
+        results = play_terminal(agent.rules, agent.policy, wanted.seed, fps=wanted.fps, games=wanted.games, out=out)
+    if as_json:
+        _print_json({"run": argument, "env": agent.config["env"], "games": [r._asdict() for r in results]})
+    return 0
+
+
+def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.options import build
+    from redline.tools import bench
+
+    kinds = {"env": bench.bench_env, "train": bench.bench_train}
+    if argument and argument not in kinds:
+        raise UserError(f"There is no benchmark '{argument}'{nearest(argument, kinds)} Benchmarks: {', '.join(kinds)}.")
+    wanted = build(BenchOptions, options, "")
+    settings = dataclasses.asdict(wanted)
+    out = settings.pop("out")
+    record = bench.describe_machine(wanted.device)
+    for kind in [argument] if argument else list(kinds):
+        record[kind] = kinds[kind](**settings, out=sys.stderr if as_json else sys.stdout)
+    if out:
+        from redline.run.folder import write_json
+
+        write_json(Path(out), record)
+    if as_json:
+        _print_json(record)
+    return 0
+
+
+def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    del argument, options
+    from redline import algos, games
+
+    found = {"games": games.names(), "algorithms": algos.names(), "replay": ["device"]}
+    if as_json:
+        _print_json(found)
+        return 0
+    print("Games")
+    for name in found["games"]:
+        print(f"  {name:<10} {_first_sentence(games.load(name))}")
+    print("Algorithms")
+    for name in found["algorithms"]:
+        print(f"  {name:<10} {_first_sentence(algos.load(name))}")
+    print("Replay\n  device     States in a ring on the device; observations are made when sampled")
+    return 0
+
+
+def _first_sentence(module: Any) -> str:
+    return (module.__doc__ or "").strip().splitlines()[0]
+
+
+def _doctor(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    del argument
+    from redline.run.options import build
+    from redline.tools.doctor import examine, report
+
+    found = examine(**dataclasses.asdict(build(DoctorOptions, options, "")))
+    if as_json:
+        _print_json(found)
+    else:
+        print(report(found))
+    return 0
+
+
+def _settings() -> type:
+    from redline.run.config import Settings
+
+    return Settings
+
+
+COMMANDS = {
+    "train": Command("trains; the same command again continues", "ENV", _settings, _train, "env. and the algorithm's"),
+    "eval": Command("plays held-out seeds greedily and reports the score", "RUN", lambda: EvalOptions, _eval),
+    "watch": Command("shows a trained agent in the terminal or as a GIF", "RUN", lambda: WatchOptions, _watch),
+    "bench": Command("throughput on this machine: env or train", "[env|train]", lambda: BenchOptions, _bench),
+    "doctor": Command("what was found and which settings follow", "", lambda: DoctorOptions, _doctor),
+    "list": Command("games, algorithms, replay kinds", "", lambda: NoOptions, _list),
+}
+
+
+def _overview() -> str:
+    lines = ["usage: redline COMMAND … [--json]", ""]
+    lines += [f"  {name + ' ' + c.argument:<20} {c.summary}" for name, c in COMMANDS.items()]
+    return "\n".join([*lines, "", "redline COMMAND --help shows the options of a command."])
+
+
+def _help(name: str, command: Command, kind: type) -> str:
+    import inspect
+
+    comments = {}
+    for line in inspect.getsource(kind).splitlines():
+        code, hash_sign, comment = line.partition("  # ")
+        if hash_sign and ":" in code:
+            comments[code.split(":")[0].strip()] = comment
+    lines = [f"usage: redline {name} {command.argument} [options]", "", f"  {command.summary}", "", "options:"]
+    for field in dataclasses.fields(kind):
+        if field.name in ("env_options", "algo_options") or field.default is dataclasses.MISSING:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        default = "auto" if field.default is None else field.default
+        lines.append(f"  {flag:<22} {comments.get(field.name, '')} [{default}]")
+    lines.append(f"  {'--json':<22} one JSON object on the last line of standard output, nothing else there")
+    if command.groups:
+        lines += ["", "option groups:"]
+        lines += [f"  --{group}.{text}" for group, text in _group_options()]
+    return "\n".join(lines)
+
+
+def _group_options() -> list[tuple[str, str]]:
+    from redline import algos, games
+
+    found = []
+    for group, module in [(f"env ({g})", games.load(g)) for g in games.names()] + [
+        (a, algos.load(a)) for a in algos.names()
+    ]:
+        for field in dataclasses.fields(module.Config):
+            found.append((group.split(" ")[0], f"{field.name:<18} [{field.default}] {group}"))
+    return found

@@ -1,0 +1,73 @@
+"""A trained agent, read from its run folder: for evaluating and watching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline import algos
+from redline.core.errors import UserError
+from redline.engine import hardware
+from redline.envs import Rules, make_rules
+from redline.run.checkpoint import Checkpoints
+from redline.run.evaluate import evaluate
+from redline.run.folder import read_config
+from redline.run.options import build
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A greedy policy and the game it was trained on."""
+
+    path: Path
+    config: dict[str, Any]
+    rules: Rules
+    net: nn.Module
+    device: torch.device
+    env_steps: int
+
+    @torch.no_grad()
+    def policy(self, obs: Tensor) -> Tensor:
+        """Greedy actions (N,) int64."""
+        values: Tensor = self.net(obs)
+        return values.argmax(1)
+
+    def evaluate(
+        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda finished: None
+    ) -> dict[str, Any]:
+        """Held-out games; fields as of `redline eval --json`."""
+        started = time.monotonic()
+        outcome = evaluate(self.rules, self.policy, episodes, self.device, seed, progress).summary()
+        return {
+            "env": self.config["env"],
+            "algo": self.config["algo"],
+            "device": str(self.device),
+            "run": str(self.path),
+            "env_steps": self.env_steps,
+            **outcome,
+            "seconds": time.monotonic() - started,
+            "settings": self.config,
+        }
+
+
+def load_agent(run_dir: Path, device: str = "auto") -> Agent:
+    """The agent of a run's newest good checkpoint."""
+    if not run_dir.is_dir():
+        raise UserError(f"There is no run folder {run_dir}; train one with redline train.")
+    config = read_config(run_dir)
+    rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
+    algo = algos.load(config["algo"])
+    place = hardware.pick_device(device)
+    found = Checkpoints(run_dir).load(groups=("model",))
+    if found is None:
+        raise UserError(f"There is no checkpoint in {run_dir} yet; the run has to train a little longer.")
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
+    algo_config = build(algo.Config, settings, f"{config['algo']}.")
+    net = algo.policy_net(rules.game.spec(rules.config), algo_config, found.tensors["model"])
+    return Agent(run_dir, config, rules, net.to(place), place, found.step)

@@ -1,0 +1,280 @@
+"""Training: the only loop. It names no game and no algorithm."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import torch
+
+from redline.core.errors import UserError
+from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir, read_checkpoint
+from redline.run.config import Plan, Settings, resolve
+from redline.run.evaluate import evaluate
+from redline.run.folder import Metrics, read_config, write_json
+from redline.run.progress import Progress, device_use, quantity
+from redline.run.session import Session
+
+_LOG_SECONDS = 1.0  # aimed at between log points
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run: its folder and its results, by the names of `--json`."""
+
+    path: Path
+    result: dict[str, Any]
+
+
+def train(settings: Settings) -> Run:
+    """Train as `settings` ask, continuing the run folder's newest checkpoint unless told otherwise."""
+    plan = resolve(settings)
+    prepare_run_dir(plan.run_dir)
+    progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan))
+    try:
+        with RunLock(plan.run_dir, notify=progress.say) as lock:
+            return _train(plan, lock, progress)
+    finally:
+        progress.close()
+
+
+def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
+    if plan.settings.deterministic:
+        torch.use_deterministic_algorithms(True)
+    for line in _opening(plan):
+        progress.say(line)
+    checkpoints = Checkpoints(
+        plan.run_dir, lock=lock, config_hash=plan.identity_hash, env_hash=plan.identity_hash, notify=progress.say
+    )
+    found = _find_checkpoint(plan, checkpoints, progress)
+    session = Session(plan, progress.say)
+    seconds, episodes = 0.0, 0
+    if found:
+        session.load(found.tensors, found.state["session"])
+        seconds, episodes = found.state["seconds"], found.state["episodes"]
+        progress.say(f"Continuing {plan.run_dir} from {found.path.name} ({quantity(session.env_steps)} steps).")
+    write_json(plan.run_dir / "config.json", plan.describe())
+    metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
+
+    started = time.monotonic() - seconds
+    steps_before, samples_before, seconds_before = session.env_steps, session.samples_trained, seconds
+    saved_at = time.monotonic()
+    first_update: float | None = None
+    chunk, updates_logged = 1, session.updates
+    record: dict[str, Any] = {}
+
+    def save(background: bool) -> None:
+        state = {"session": session.counters(), "seconds": time.monotonic() - started, "episodes": episodes}
+        keep = plan.settings.save_replay
+        checkpoints.save(
+            session.env_steps,
+            session.tensors(replay=keep),
+            state,
+            score=record.get("score"),
+            resume_level="L3" if keep else "L1",
+            background=background,
+        )
+
+    with _Signals() as signals:
+        stopped_by = _reached(plan, session, episodes, time.monotonic() - started)
+        while not stopped_by:
+            # Play and learn: nothing here waits for the device.
+            count = _iterations_allowed(plan, session, chunk)
+            chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
+            session.iterate(count)
+
+            # Log: the one look at the device.
+            tally = session.collector.tally.read()
+            now = time.monotonic()
+            took = max(now - chunk_started, 1e-9)
+            if first_update is None and session.updates > updates_logged:
+                first_update = time.time() - psutil.Process().create_time()
+            episodes += int(tally["episodes"])
+            record = {
+                "env_steps": session.env_steps,
+                "updates": session.updates,
+                "samples_trained": session.samples_trained,
+                "seconds": now - started,
+                "env_steps_per_second": (session.env_steps - steps_started) / took,
+                "samples_per_second": (session.samples_trained - samples_started) / took,
+                **tally,
+                **session.read_metrics(session.updates - updates_logged),
+                **device_use(plan.device),
+            }
+            updates_logged = session.updates
+            metrics.write(record)
+            share = _share_done(plan, session, episodes, now - started)
+            left = (now - started) * (1 - share) / share if share > 0 else None
+            progress.show(record, share, left)
+            chunk = _next_chunk(chunk, took)
+
+            # Once in a while: a checkpoint, written beside training.
+            if now - saved_at >= 60 * plan.settings.checkpoint_minutes:
+                save(background=True)
+                saved_at = now
+            stopped_by = signals.caught or _reached(plan, session, episodes, now - started)
+
+        seconds = time.monotonic() - started
+        if checkpoints.last_step != session.env_steps:
+            save(background=False)
+        checkpoints.wait()
+    metrics.close()
+
+    spent = max(seconds - seconds_before, 1e-9)
+    result: dict[str, Any] = {
+        "env": plan.settings.env,
+        "algo": plan.settings.algo,
+        "device": str(plan.device),
+        "run": str(plan.run_dir),
+        "env_steps": session.env_steps,
+        "updates": session.updates,
+        "samples_trained": session.samples_trained,
+        "episodes": episodes,
+        "seconds": seconds,
+        "env_steps_per_second": (session.env_steps - steps_before) / spent,
+        "samples_per_second": (session.samples_trained - samples_before) / spent,
+        "seconds_to_first_update": first_update,
+        "stopped_by": stopped_by,
+        "settings": plan.describe(),
+    }
+    if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
+        progress.say(f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds.")
+        outcome = evaluate(plan.rules, session.learner.policy, plan.settings.eval_episodes, plan.device).summary()
+        result |= {name: value for name, value in outcome.items() if name != "episodes"}
+        result["eval_episodes"] = outcome["episodes"]
+    write_json(plan.run_dir / "result.json", result)
+    return Run(plan.run_dir, result)
+
+
+def _score_name(plan: Plan) -> str:
+    return plan.rules.game.spec(plan.rules.config).score_name
+
+
+def _opening(plan: Plan) -> list[str]:
+    machine = plan.hardware
+    lines = [
+        f"Training {plan.settings.env} with {plan.settings.algo} on {machine.name} ({plan.device}): "
+        f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
+        f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
+    ]
+    if not plan.compile and plan.settings.compile is None:
+        lines.append(f"Running without compilation: {plan.reasons['compile']}.")
+    if plan.compile:
+        lines.append("Compiling; the first run on a machine takes longest.")
+    return lines
+
+
+def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -> Checkpoint | None:
+    """The checkpoint to continue from, as --resume asks; a run folder of something else is refused."""
+    wanted = plan.settings.resume
+    if wanted == "never":
+        aside = checkpoints.set_aside()
+        if aside:
+            progress.say(f"Starting anew; the earlier checkpoints were moved to {aside}.")
+        return None
+    if (plan.run_dir / "config.json").exists():
+        _check_same_run(plan, read_config(plan.run_dir), progress)
+    if wanted in ("auto", "must"):
+        found = checkpoints.load()
+        if found is None and wanted == "must":
+            raise UserError(f"resume is 'must', but there is no checkpoint in {plan.run_dir}; train one first.")
+        return found
+    if not Path(wanted).is_dir():
+        raise UserError(f"resume is '{wanted}'; expected auto, must, never or the folder of a checkpoint.")
+    found = read_checkpoint(wanted)
+    checkpoints.set_aside(after=found.step)
+    return found
+
+
+def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> None:
+    """Refuse to continue another game, algorithm or network; tell of settings that changed."""
+    for name in ("env", "algo"):
+        if before[name] != getattr(plan.settings, name):
+            raise UserError(
+                f"{plan.run_dir} holds a run of {before['env']} with {before['algo']}, not of {plan.settings.env} with "
+                f"{plan.settings.algo}; name another folder with --run-dir."
+            )
+    now = plan.identity()
+    differs = [f"{key} was {before.get(key)!r}, now {value!r}" for key, value in now.items() if before.get(key) != value]
+    was, is_now = before["algo_options"], plan.describe()["algo_options"]
+    fixed = plan.algo.FIXED
+    changed = {k: (was.get(k), v) for k, v in _plain(is_now).items() if was.get(k) != v}
+    differs += [f"{plan.settings.algo}.{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items() if k in fixed]
+    if differs:
+        raise UserError(
+            f"{plan.run_dir} cannot be continued with these settings: {'; '.join(differs)}. Give the old ones, name "
+            "another folder with --run-dir, or start anew with --resume never."
+        )
+    for key, (a, b) in changed.items():
+        progress.say(f"Continuing with {plan.settings.algo}.{key} {b!r}; it was {a!r}.")
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """As they look once written to JSON."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+
+
+def _iterations_allowed(plan: Plan, session: Session, chunk: int) -> int:
+    if plan.settings.steps is None:
+        return chunk
+    left = math.ceil((plan.settings.steps - session.env_steps) / plan.num_envs)
+    return max(1, min(chunk, left))
+
+
+def _next_chunk(chunk: int, took: float) -> int:
+    """As many iterations as fit between two log points, approached from below."""
+    return max(1, min(round(chunk * _LOG_SECONDS / took), 4 * chunk))
+
+
+def _reached(plan: Plan, session: Session, episodes: int, seconds: float) -> str:
+    """The limit that is reached, or an empty string."""
+    if plan.settings.steps is not None and session.env_steps >= plan.settings.steps:
+        return "steps"
+    if plan.settings.episodes is not None and episodes >= plan.settings.episodes:
+        return "episodes"
+    if plan.minutes is not None and seconds >= 60 * plan.minutes:
+        return "minutes"
+    return ""
+
+
+def _share_done(plan: Plan, session: Session, episodes: int, seconds: float) -> float:
+    """Of the limit that will be reached first."""
+    settings = plan.settings
+    shares = (
+        session.env_steps / settings.steps if settings.steps else 0.0,
+        episodes / settings.episodes if settings.episodes else 0.0,
+        seconds / (60 * plan.minutes) if plan.minutes else 0.0,
+    )
+    return max(shares)
+
+
+class _Signals:
+    """Turns SIGINT and SIGTERM into a note for the loop, which stops at its next log point with a checkpoint."""
+
+    def __init__(self) -> None:
+        self.caught = ""
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.caught:  # asked twice: the user will not wait
+            raise KeyboardInterrupt
+        self.caught = signal.Signals(number).name
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
