@@ -14,7 +14,7 @@ from redline.core.records import leaves, map_record
 from redline.envs import batch, make_rules
 from redline.envs.batch import Lanes, Rules, lane_keys
 
-LANES, STEPS = 64, 40
+LANES, STEPS = 64, 30
 
 
 def actions(rules: Rules, t: int, lanes: Tensor) -> Tensor:

@@ -84,18 +84,18 @@ def filling(lane: int, game: Any, rng: random.Random) -> int:
 SHAPED = {"reward_closer": 0.25, "reward_step": -0.125, "reward_win": 8.0, "reward_death": -3.0, "reward_food": 2.5}
 SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, policy, lanes, steps, episodes at least
     "10x10 blind": ({}, blind, 384, 50, 500),
-    "10x10 greedy": ({}, greedy, 24, 400, 30),
+    "10x10 greedy": ({}, greedy, 24, 280, 20),
     "centred": ({"width": 6, "height": 5, "view": "centred"}, mostly_greedy, 96, 80, 200),
     "centred 10x10": ({"view": "centred", "start": "random"}, mostly_greedy, 32, 50, 20),
     "random start": ({"width": 7, "height": 9, "start": "random", "start_length": 4}, mostly_greedy, 256, 40, 300),
-    "4x4": ({"width": 4, "height": 4}, filling, 48, 260, 300),
+    "4x4": ({"width": 4, "height": 4}, filling, 40, 200, 200),
     "5x7": ({"width": 5, "height": 7}, mostly_greedy, 96, 60, 100),
     "7x5 random long start": ({"width": 7, "height": 5, "start": "random", "start_length": 5}, blind, 200, 30, 500),
-    "16x16": ({"width": 16, "height": 16, "start_length": 16, "start": "random"}, mostly_greedy, 48, 60, 15),
+    "16x16": ({"width": 16, "height": 16, "start_length": 16, "start": "random"}, mostly_greedy, 48, 40, 10),
     "length 1": ({"width": 6, "height": 6, "start": "random", "start_length": 1}, mostly_greedy, 128, 50, 100),
     "starving": ({"width": 5, "height": 5, "starvation": 3}, mostly_greedy, 128, 50, 500),
     "shaped": ({"width": 5, "height": 6, "start": "random", **SHAPED}, mostly_greedy, 128, 60, 200),
-    "shaped centred": ({"width": 4, "height": 4, "view": "centred", **SHAPED}, filling, 32, 200, 100),
+    "shaped centred": ({"width": 4, "height": 4, "view": "centred", **SHAPED}, filling, 24, 180, 60),
 }
 
 

@@ -1,0 +1,211 @@
+"""Throughput tables of this machine: games alone, and games with learning; eager, compiled, graphed; beside plain Python."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from redline import oracles
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import assign, map_record
+from redline.engine import fast, hardware
+from redline.envs import Rules, batch, make_rules
+from redline.run.config import Settings, resolve
+from redline.run.progress import quantity
+from redline.run.session import Session
+
+_WARM_UP = 6  # calls before the clock starts: compilation, capture
+_TRAIN_ROWS = 64  # steps a lane's memory holds in `bench train`
+
+
+class EnvLoop:
+    """N games in static buffers, random actions, observations made, auto-reset: one call is one step of all."""
+
+    def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
+        keys = batch.lane_keys(0, torch.arange(games, device=device))
+        self.rules, self.lanes = rules, map_record(torch.clone, batch.reset(rules, keys))
+        self.key = random.seed_key(1, device)
+        self.time = torch.zeros((), dtype=torch.int64, device=device)
+        self.obs = rules.game.observe(rules.config, self.lanes.game)
+        self.reward = torch.zeros(games, device=device)
+        self.ended = torch.zeros(games, dtype=torch.bool, device=device)
+        self.call = fast.Graph(compiler(self.step), graph, compiler.notify)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        lane = torch.arange(len(self.reward), device=self.key.device)
+        choices = self.rules.game.spec(self.rules.config).num_actions
+        action = random.below(random.bits(random.fold(self.key, self.time), lane), choices)
+        self.time += 1
+        lanes, step = batch.step(self.rules, self.lanes, action)
+        self.obs.copy_(self.rules.game.observe(self.rules.config, lanes.game))
+        self.reward.copy_(step.reward)
+        self.ended.copy_(step.terminated | step.truncated)
+        assign(self.lanes, lanes)
+
+
+def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up: int = _WARM_UP) -> float:
+    """Calls a second, measured over at least `seconds` after warming up."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(warm_up):
+        call()
+    wait()
+    calls, batch_of_calls, started = 0, 1, time.perf_counter()
+    while True:
+        for _ in range(batch_of_calls):
+            call()
+        wait()
+        calls += batch_of_calls
+        spent = time.perf_counter() - started
+        if spent >= seconds:
+            return calls / spent
+        batch_of_calls = min(2 * batch_of_calls, 1024)
+
+
+def plain_python(env: str, seconds: float) -> float | None:
+    """Steps a second of one game in plain Python with its observation made; None where it has no oracle."""
+    try:
+        oracle = oracles.load(env)
+    except ModuleNotFoundError:
+        return None
+    rules = make_rules(env)
+    choices = rules.game.spec(rules.config).num_actions
+    steps = episode = 0
+    started = time.perf_counter()
+    game = oracle(rules.config, oracles.episode_key(0, 0, 0))
+    while time.perf_counter() - started < seconds:
+        _, terminated, truncated, _, _ = game.step(steps * 7919 % choices)
+        game.observe()
+        steps += 1
+        if terminated or truncated:
+            episode += 1
+            game = oracle(rules.config, oracles.episode_key(0, 0, episode))
+    return steps / (time.perf_counter() - started)
+
+
+def bench_env(
+    env: str,
+    games: tuple[int, ...],
+    seconds: float,
+    device: str,
+    precision: str,
+    compile: bool | None,
+    out: TextIO,
+) -> dict[str, Any]:
+    """Games alone. Steps a second by number of games and way of running."""
+    del precision
+    place = hardware.pick_device(device)
+    rules = make_rules(env)
+
+    def measure(count: int, compiles: bool, graphs: bool) -> float:
+        torch._dynamo.reset()
+        compiler = fast.Compiler(compiles, _complain)
+        return count * rate(EnvLoop(rules, count, place, compiler, graphs).call, seconds, place)
+
+    plain = plain_python(env, seconds)
+    print(f"{env}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
+    print(f"  one game in plain Python: {quantity(plain) if plain else '-'}", file=out)
+    return {"plain_python": plain, "rows": _table(games, _ways(place, compile), measure, out)}
+
+
+def bench_train(
+    env: str,
+    games: tuple[int, ...],
+    seconds: float,
+    device: str,
+    precision: str,
+    compile: bool | None,
+    out: TextIO,
+    algo_options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """DQN with replay, one gradient sample an environment step."""
+    place = hardware.pick_device(device)
+    algo_options = {"n_step": 1, "net": "mlp", "hidden": (256, 256)} | (algo_options or {})
+
+    def measure(count: int, compiles: bool, graphs: bool) -> float:
+        torch._dynamo.reset()
+        settings = Settings(
+            env=env,
+            num_envs=count,
+            batch_size=count,
+            replay_capacity=_TRAIN_ROWS * count,
+            device=str(place),
+            precision=precision,
+            compile=compiles,
+            graph=graphs,
+            algo_options={**algo_options, "learning_starts": 0},
+        )
+        session = Session(resolve(settings), _complain)
+        # Twice the warm-up: the first steps fill the memory before learning starts.
+        return count * rate(lambda: session.iterate(1), seconds, place, warm_up=2 * _WARM_UP)
+
+    print(f"{env}: env-steps/s with dqn, one gradient sample a step, {algo_options} ({place})", file=out)
+    return {"algo_options": algo_options, "rows": _table(games, _ways(place, compile), measure, out)}
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """What a figure must not be read without."""
+    machine = hardware.detect(hardware.pick_device(device))
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "hardware": f"{machine.name}, {machine.cores} CPU cores, {platform.machine()}",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, if it is one."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _ways(device: torch.device, compile: bool | None) -> dict[str, tuple[bool, bool]]:
+    """Columns: compiled, graphed."""
+    ways = {"eager": (False, False)}
+    if compile is not False:
+        ways["compiled"] = (True, False)
+    if device.type == "cuda":
+        ways["graphed"] = (compile is not False, True)
+    return ways
+
+
+def _table(
+    games: tuple[int, ...],
+    ways: dict[str, tuple[bool, bool]],
+    measure: Callable[[int, bool, bool], float],
+    out: TextIO,
+) -> list[dict[str, Any]]:
+    if not games or min(games) < 1:
+        raise UserError(f"games is {games}; expected one or more numbers of games, such as 256,4096.")
+    print("  " + f"{'games':>10}" + "".join(f"{way:>12}" for way in ways), file=out, flush=True)
+    rows = []
+    for count in games:
+        row: dict[str, Any] = {"games": count}
+        print(f"  {count:>10,}", end="", file=out, flush=True)
+        for way, (compiles, graphs) in ways.items():
+            row[way] = measure(count, compiles, graphs)
+            print(f"{quantity(row[way]):>12}", end="", file=out, flush=True)
+        print(file=out, flush=True)
+        rows.append(row)
+    return rows
+
+
+def _complain(text: str) -> None:
+    print(f"\n{text}", file=sys.stderr)
