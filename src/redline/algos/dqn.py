@@ -29,7 +29,7 @@ class Config:
 
     batch_size: int = 512  # transitions a gradient step
     updates: int = 1  # gradient steps an iteration (an iteration steps every environment once)
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     gamma: float = 0.97
     n_step: int = 3
     double: bool = True  # the online network chooses, the target network judges
@@ -69,11 +69,15 @@ def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
         return {
             "num_envs": (16_384, "enough games to fill a GPU each step"),
             "batch_size": (16_384, "one large matrix product is faster than many small ones"),
+            "hidden": ((256, 256), "a GPU multiplies wider layers at no cost"),
             "replay_capacity": (4_000_000, "about 120 bytes a transition on the device"),
+            "epsilon_steps": (20_000_000, "a few seconds of play"),
         }
     return {
-        "num_envs": (1_024, "a few cores: enough games to hide the cost of a call, few enough to stay in cache"),
-        "batch_size": (512, "a small network on a few cores learns more from many small steps"),
+        "num_envs": (2_048, "enough games to hide the cost of a call, few enough to stay in the cache of a few cores"),
+        "batch_size": (512, "a quarter of what is played: on a CPU a step of learning costs as much as ten of play"),
+        "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
+        "replay_capacity": (500_000, "about 120 bytes a transition, 60 MB in a checkpoint"),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from redline.core.errors import UserError, nearest
-from redline.core.records import Events, Spec
+from redline.core.records import Events, Hardware, Spec
 
 
 class Game(Protocol):
@@ -22,6 +22,7 @@ class Game(Protocol):
     State: type[Any]
 
     def spec(self, config: Any) -> Spec: ...
+    def suggest(self, hardware: Hardware) -> dict[str, tuple[Any, str]]: ...
     def init(self, config: Any, key: Tensor) -> Any: ...
     def step(self, config: Any, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Events]: ...
     def observe(self, config: Any, state: Any) -> Tensor: ...

@@ -11,14 +11,14 @@ Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Events, Spec
+from redline.core.records import Events, Hardware, Spec
 from redline.core.select import full_set, nth_cell, one_cell
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
@@ -43,6 +43,7 @@ class Config:
     start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
     view: Literal["planes", "centred"] = "planes"  # whole board; or seen from the head, heading up, relative actions
+    sight: int = 0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
     reward_food: float = 1.0
     reward_death: float = -1.0
     reward_win: float = 5.0  # on top of the last food
@@ -62,12 +63,18 @@ class Config:
             raise UserError(f"env.start is '{self.start}'; expected centre or random.")
         if self.view not in ("planes", "centred"):
             raise UserError(f"env.view is '{self.view}'; expected planes or centred.")
+        if not 0 <= self.sight <= 31:
+            raise UserError(f"env.sight is {self.sight}; expected 0 (the whole board) to 31 cells.")
         if not 0 <= self.starvation <= 30_000:
             raise UserError(f"env.starvation is {self.starvation}; expected 0 (automatic) to 30000 moves.")
 
     @property
     def cells(self) -> int:
         return self.width * self.height
+
+    @property
+    def reach(self) -> int:
+        return self.sight or max(self.width, self.height) - 1
 
     @property
     def patience(self) -> int:
@@ -95,8 +102,7 @@ def spec(config: Config) -> Spec:
     dtype = torch.uint8 if config.cells <= 255 else torch.int16
     planes = (3, config.height, config.width)
     if config.view == "centred":
-        side = 2 * max(config.width, config.height) - 1
-        planes = (3, side, side)
+        planes = (3, 2 * config.reach + 1, 2 * config.reach + 1)
     return Spec(
         obs_shape=planes,
         obs_dtype=dtype,
@@ -105,6 +111,15 @@ def spec(config: Config) -> Spec:
         num_actions=4 if config.view == "planes" else 3,
         score_name="foods",
     )
+
+
+def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+    """Options to train with on this hardware, each with its reason."""
+    del hardware
+    return {
+        "view": ("centred", "seen from the head, what is learned in one corner holds in all"),
+        "sight": (4, "the near cells and the way to the food: a quarter of the inputs of the whole board"),
+    }
 
 
 def init(config: Config, key: Tensor) -> State:
@@ -206,8 +221,7 @@ def observe(config: Config, state: State) -> Tensor:
         planes = (state.ages, _at(config, state.head), _at(config, state.food))
         return torch.stack([plane.to(dtype) for plane in planes], 1)
 
-    reach = max(config.width, config.height) - 1
-    offset = torch.arange(-reach, reach + 1, dtype=torch.int32, device=state.ages.device)
+    offset = torch.arange(-config.reach, config.reach + 1, dtype=torch.int32, device=state.ages.device)
     ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # heading up: the first row lies farthest ahead
     down, right = (x.view(-1, 1, 1) for x in _direction(state.heading.to(torch.int32)))
     head_row, head_column = (x.view(-1, 1, 1) for x in _row_column(config, state.head.to(torch.int32)))
@@ -216,7 +230,12 @@ def observe(config: Config, state: State) -> Tensor:
     inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
     cell = torch.where(inside, row * config.width + column, 0)
     ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
-    planes = (torch.where(inside, ages, 0), ~inside, inside & (cell == state.food.view(-1, 1, 1)))
+    food_row, food_column = (x.view(-1, 1, 1) for x in _row_column(config, state.food.to(torch.int32)))
+    food_down, food_right = food_row - head_row, food_column - head_column
+    food_ahead = (food_down * down + food_right * right).clamp(-config.reach, config.reach)
+    food_aside = (food_down * right - food_right * down).clamp(-config.reach, config.reach)
+    food = (ahead == food_ahead) & (aside == food_aside) & (state.food >= 0).view(-1, 1, 1)
+    planes = (torch.where(inside, ages, 0), ~inside, food)
     return torch.stack([plane.to(dtype) for plane in planes], 1)
 
 

@@ -111,8 +111,13 @@ class Oracle:
                 [[int(cell == self.body[0]) for cell in line] for line in board],
                 [[int(cell == self.food) for cell in line] for line in board],
             ]
-        reach = max(self.config.width, self.config.height) - 1
+        reach = self.config.sight or max(self.config.width, self.config.height) - 1
         down, right = MOVES[self.heading]
+        shown = None  # where the food is seen: rows ahead, columns aside, at the edge if it lies beyond
+        if self.food is not None:
+            food_down, food_right = self.food[0] - self.body[0][0], self.food[1] - self.body[0][1]
+            shown = (food_down * down + food_right * right, food_down * right - food_right * down)
+            shown = tuple(max(-reach, min(reach, place)) for place in shown)
         planes: list[list[list[int]]] = [[], [], []]
         for ahead in range(reach, -reach - 1, -1):
             lines: list[list[int]] = [[], [], []]
@@ -122,7 +127,7 @@ class Oracle:
                 inside = 0 <= row < self.config.height and 0 <= column < self.config.width
                 lines[0].append(age.get((row, column), 0))
                 lines[1].append(int(not inside))
-                lines[2].append(int((row, column) == self.food))
+                lines[2].append(int((ahead, aside) == shown))
             for plane, line in zip(planes, lines, strict=True):
                 plane.append(line)
         return planes

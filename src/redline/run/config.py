@@ -106,13 +106,16 @@ def digest(record: Any) -> str:
 
 def resolve(settings: Settings) -> Plan:
     """Decide everything `settings` leaves open; impossible wishes are errors that name the key."""
-    game_config = load_game(settings.env).Config
-    env_options = dataclasses.asdict(options.build(game_config, settings.env_options, "env."))
-    rules = make_rules(settings.env, env_options, settings.time_limit)
-    algo = algos.load(settings.algo)
+    game, algo = load_game(settings.env), algos.load(settings.algo)
     device = hardware.pick_device(settings.device)
     machine = hardware.detect(device)
     reasons: dict[str, str] = {}
+
+    for_env = {k: v for k, v in game.suggest(machine).items() if k not in settings.env_options}
+    reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
+    defaults = {name: value for name, (value, _) in for_env.items()}
+    env_options = dataclasses.asdict(options.build(game.Config, settings.env_options, "env.", defaults))
+    rules = make_rules(settings.env, env_options, settings.time_limit)
 
     suggested = dict(algo.suggest(machine))
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def bench_train(
             precision=precision,
             compile=compiles,
             graph=graphs,
+            env_options=dataclasses.asdict(make_rules(env).config),  # the game as it comes, not as it is best trained
             algo_options={**algo_options, "learning_starts": 0},
         )
         session = Session(resolve(settings), _complain)

@@ -23,10 +23,16 @@ def examine(env: str, algo: str, device: str) -> dict[str, Any]:
         "env": env,
         "algo": algo,
         "settings": {
-            name: {"value": chosen.get(name, chosen["algo_options"].get(name)), "why": why}
-            for name, why in plan.reasons.items()
+            name: {"value": _lookup(chosen, name), "why": why} for name, why in sorted(plan.reasons.items())
         },
     }
+
+
+def _lookup(chosen: dict[str, Any], name: str) -> Any:
+    """The value of a setting, of the environment's where its name says so, else the run's or the algorithm's."""
+    if name.startswith("env."):
+        return chosen["env_options"][name.removeprefix("env.")]
+    return chosen.get(name, chosen["algo_options"].get(name))
 
 
 def report(found: dict[str, Any]) -> str:
