@@ -1,9 +1,9 @@
 """Redline trains agents that play games, as fast as the hardware allows, in plain Python and PyTorch.
 
-    import redline
-    env = redline.make("snake", num_envs=4096, device="cuda", seed=0)
-    run = redline.train("snake", algo="dqn", steps=20_000_000)
-    redline.evaluate(run, episodes=1000)
+import redline
+env = redline.make("snake", num_envs=4096, device="cuda", seed=0)
+run = redline.train("snake", algo="dqn", steps=20_000_000)
+redline.evaluate(run, episodes=1000)
 """
 
 from __future__ import annotations

@@ -255,7 +255,9 @@ def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
                 agent.rules, agent.policy, wanted.seed, Path(wanted.gif), fps=wanted.fps, max_steps=wanted.max_steps
             )
         ]
-        print(f"{wanted.gif}: {results[0].length} steps, score {results[0].score}, {results[0].outcome}", file=sys.stderr)
+        print(
+            f"{wanted.gif}: {results[0].length} steps, score {results[0].score}, {results[0].outcome}", file=sys.stderr
+        )
     if wanted.terminal:
         out = sys.stderr if as_json else sys.stdout
         results = play_terminal(agent.rules, agent.policy, wanted.seed, fps=wanted.fps, games=wanted.games, out=out)

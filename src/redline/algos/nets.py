@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -37,7 +38,7 @@ class Head(nn.Module):
         self.out = nn.Linear(features, _round_up(num_actions + dueling, 8))
 
     def forward(self, features: Tensor) -> Tensor:
-        out = self.out(features).to(torch.float32)
+        out: Tensor = self.out(features).to(torch.float32)
         if not self.dueling:
             return out[:, : self.num_actions]
         value, advantage = out[:, :1], out[:, 1 : 1 + self.num_actions]
@@ -53,7 +54,7 @@ class MLP(nn.Module):
         self.pad = _round_up(inputs, 8) - inputs  # 300 inputs would miss the 16-byte alignment of tensor cores
         widths = [inputs + self.pad, *hidden]
         self.scale = Scale(spec)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.head = Head(widths[-1], spec.num_actions, dueling)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class CNN(nn.Module):
             self.convs.append(nn.Conv2d(planes, out, 3, stride=stride, padding=1))
             planes, height, width = out, -(-height // stride), -(-width // stride)
         widths = [planes * height * width, *hidden]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.head = Head(widths[-1], spec.num_actions, dueling)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -105,6 +106,7 @@ def build(spec: Spec, kind: str, hidden: tuple[int, ...], dueling: bool, seed: i
         for module in net.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                assert module.bias is not None
                 nn.init.zeros_(module.bias)
         for module in net.modules():
             if isinstance(module, Head):  # small first values: nothing is believed before it is learned

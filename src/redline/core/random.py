@@ -42,7 +42,7 @@ def bits(key: Tensor, counter: Tensor | int) -> Tensor:
 
 
 def below(random_bits: Tensor, bound: Tensor | int) -> Tensor:
-    """An integer in [0, bound) for each of `random_bits` (…) int64; `bound` (…) up to 2**31. Uniform to within bound / 2**32."""
+    """An integer in [0, bound) for each of `random_bits` (…) int64; `bound` (…) up to 2**31. Uniform to bound / 2**32."""
     if isinstance(bound, Tensor):
         bound = bound.to(torch.int64)
     return (random_bits * bound) >> 32

@@ -16,7 +16,7 @@ from redline.core.records import Hardware, Runtime
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
 # so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
-_OPTIONS = {"realize_opcount_threshold": 10}
+_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"realize_opcount_threshold": 10}
 _WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
 
 

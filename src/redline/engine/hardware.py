@@ -29,7 +29,9 @@ def pick_device(wanted: str) -> torch.device:
         index = int(number or 0)
         if index >= count:
             have = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
-            raise UserError(f"device is '{wanted}', but torch {torch.__version__} sees {have} here; take --device auto.")
+            raise UserError(
+                f"device is '{wanted}', but torch {torch.__version__} sees {have} here; take --device auto."
+            )
         return torch.device("cuda", index)
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError("device is 'mps', but there is no Apple GPU here that torch can use; take --device auto.")

@@ -43,7 +43,9 @@ class Config:
     start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
     view: Literal["planes", "centred"] = "planes"  # whole board; or seen from the head, heading up, relative actions
-    sight: int = 0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
+    sight: int = (
+        0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
+    )
     reward_food: float = 1.0
     reward_death: float = -1.0
     reward_win: float = 5.0  # on top of the last food

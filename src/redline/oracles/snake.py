@@ -116,8 +116,8 @@ class Oracle:
         shown = None  # where the food is seen: rows ahead, columns aside, at the edge if it lies beyond
         if self.food is not None:
             food_down, food_right = self.food[0] - self.body[0][0], self.food[1] - self.body[0][1]
-            shown = (food_down * down + food_right * right, food_down * right - food_right * down)
-            shown = tuple(max(-reach, min(reach, place)) for place in shown)
+            food_ahead, food_aside = food_down * down + food_right * right, food_down * right - food_right * down
+            shown = (max(-reach, min(reach, food_ahead)), max(-reach, min(reach, food_aside)))
         planes: list[list[list[int]]] = [[], [], []]
         for ahead in range(reach, -reach - 1, -1):
             lines: list[list[int]] = [[], [], []]

@@ -5,9 +5,9 @@
     t+1   s a r   s a r       s a r     State. So a State is stored once and a transition costs one State, not two.
 
 Where an episode was cut short (truncated) the next row already belongs to another game. The State to bootstrap from is then
-kept in a small side ring of the lane, `finals`. Where the side ring has moved on before the main ring, the sample's weight is
-0: no sample ever bootstraps across a reset. Everything is a static tensor and every method runs without the host knowing a number, so
-that a whole iteration can be captured as one CUDA graph.
+kept in a small side ring of the lane, `finals`. Where the side ring has moved on before the main ring, the sample's weight
+is 0: no sample ever bootstraps across a reset. Everything is a static tensor and every method runs without the host
+knowing a number, so that a whole iteration can be captured as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Ring:
 
     @property
     def bytes_per_transition(self) -> float:
-        return sum(x.numel() * x.element_size() for x in self.tensors().values()) / (self.rows * self.lanes)
+        size = sum(x.numel() * x.element_size() for x in self.tensors().values())
+        return float(size / (self.rows * self.lanes))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that makes up the memory, by name: for checkpoints."""

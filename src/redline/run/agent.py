@@ -39,7 +39,7 @@ class Agent:
         return values.argmax(1)
 
     def evaluate(
-        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda finished: None
+        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda _: None
     ) -> dict[str, Any]:
         """Held-out games; fields as of `redline eval --json`."""
         started = time.monotonic()

@@ -54,7 +54,7 @@ def evaluate(
     episodes: int,
     device: torch.device,
     seed: int = 0,
-    progress: Callable[[int], None] = lambda finished: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """Play `episodes` games with `policy`: observations (N, …) -> actions (N,)."""
     if episodes < 1:
@@ -63,7 +63,9 @@ def evaluate(
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)
     first = torch.cumsum(quota, 0) - quota  # where a slot's results begin
-    results = torch.zeros(3, episodes + 1, dtype=torch.float64, device=device)  # the last column takes what is not counted
+    results = torch.zeros(
+        3, episodes + 1, dtype=torch.float64, device=device
+    )  # the last column takes what is not counted
     lanes = batch.reset(rules, batch.lane_keys(HELD_OUT + seed, slot))
     steps = 0
     while True:

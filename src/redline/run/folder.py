@@ -18,7 +18,9 @@ def write_json(path: Path, record: Any) -> None:
         part.write_text(json.dumps(record, indent=2, default=str) + "\n")
         os.replace(part, path)
     except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror}. Free or mend the disk and try again.") from error
+        raise StorageError(
+            f"{path} could not be written: {error.strerror}. Free or mend the disk and try again."
+        ) from error
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -27,7 +29,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{run_dir} is not a run folder: there is no config.json in it. Train one with redline train.") from None
+        raise UserError(
+            f"{run_dir} is not a run folder: there is no config.json in it. Train one with redline train."
+        ) from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} could not be read ({error}); restore it or train into another folder.") from error
     if not isinstance(record, dict) or not {"env", "algo", "env_options", "algo_options"} <= record.keys():
@@ -51,7 +55,9 @@ class Metrics:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise UserError("TensorBoard is not installed; install it with pip install 'redline[tensorboard]'.") from None
+                raise UserError(
+                    "TensorBoard is not installed; install it with pip install 'redline[tensorboard]'."
+                ) from None
             self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=env_steps or None)
 
     def write(self, record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -35,10 +36,8 @@ def device_use(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {"memory_gb": psutil.Process().memory_info().rss / 2**30}
     use = {"memory_gb": torch.cuda.memory_reserved(device) / 2**30}
-    try:
+    with contextlib.suppress(Exception):  # no NVML bindings, or a driver that does not tell: the run goes on without
         use["gpu_percent"] = float(torch.cuda.utilization(device))
-    except Exception:  # no NVML bindings, or a driver that does not tell: the run goes on without this number
-        pass
     return use
 
 

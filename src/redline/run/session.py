@@ -50,7 +50,8 @@ class Session:
 
     @property
     def samples_trained(self) -> int:
-        return self.updates * self.learner.samples_per_update
+        per_update: int = self.learner.samples_per_update
+        return self.updates * per_update
 
     def iterate(self, count: int) -> None:
         """Play `count` steps in every environment, and learn after each once enough has been played."""

@@ -112,7 +112,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             updates_logged = session.updates
             metrics.write(record)
             share = _share_done(plan, session, episodes, now - started)
-            left = (now - started) * (1 - share) / share if share > 0 else None
+            left = (now - started) * max(1 / share - 1, 0) if share > 0 else None
             progress.show(record, share, left)
             chunk = _next_chunk(chunk, took)
 
@@ -203,7 +203,9 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
                 f"{plan.settings.algo}; name another folder with --run-dir."
             )
     now = plan.identity()
-    differs = [f"{key} was {before.get(key)!r}, now {value!r}" for key, value in now.items() if before.get(key) != value]
+    differs = [
+        f"{key} was {before.get(key)!r}, now {value!r}" for key, value in now.items() if before.get(key) != value
+    ]
     was, is_now = before["algo_options"], plan.describe()["algo_options"]
     fixed = plan.algo.FIXED
     changed = {k: (was.get(k), v) for k, v in _plain(is_now).items() if was.get(k) != v}

@@ -1,4 +1,4 @@
-"""Throughput tables of this machine: games alone, and games with learning; eager, compiled, graphed; beside plain Python."""
+"""Throughput of this machine: games alone and with learning; eager, compiled, graphed; beside plain Python."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ def examine(env: str, algo: str, device: str) -> dict[str, Any]:
         "hardware": dataclasses.asdict(plan.hardware),
         "env": env,
         "algo": algo,
-        "settings": {
-            name: {"value": _lookup(chosen, name), "why": why} for name, why in sorted(plan.reasons.items())
-        },
+        "settings": {name: {"value": _lookup(chosen, name), "why": why} for name, why in sorted(plan.reasons.items())},
     }
 
 
@@ -39,7 +37,7 @@ def report(found: dict[str, Any]) -> str:
     machine = found["hardware"]
     lines = [
         f"Python {found['python']}, torch {found['torch']}" + (f", CUDA {found['cuda']}" if found["cuda"] else ""),
-        f"Trains on {machine['device']}: {machine['name']}, {machine['memory_gb']:.0f} GB; {machine['cores']} CPU cores",
+        f"Device: {machine['device']}, {machine['name']}, {machine['memory_gb']:.0f} GB; {machine['cores']} CPU cores",
         f"C++ compiler: {machine['compiler'] or 'none found; training on a CPU runs uncompiled, several times slower'}",
         f"Settings for {found['env']} with {found['algo']}:",
     ]
