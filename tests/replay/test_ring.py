@@ -254,7 +254,9 @@ def test_shapes_and_types_of_a_sample() -> None:
 
 
 def test_too_little_capacity_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"replay_capacity is 49.* 10 environments with 3-step returns .* 50 transitions"):
+    with pytest.raises(
+        UserError, match=r"replay_capacity is 49.* 10 environments with 3-step returns .* 50 transitions"
+    ):
         Ring(RULES, states([0] * 10), 49, 3, 0.9)
     ring = Ring(RULES, states([0] * 10), 50, 3, 0.9)
     assert ring.rows == 5
@@ -306,7 +308,7 @@ def test_tensors_carry_the_whole_memory() -> None:
 
 def test_with_a_game_the_observations_are_those_that_were_played() -> None:
     """A real game beside its ring: what a sample shows is what the player saw, before and after; one-step windows."""
-    rules = make_rules("snake", {"width": 5, "height": 4, "starvation": 7, "start": "random"}, time_limit=11)
+    rules = make_rules("snake", {"width": 5, "height": 4, "starvation": 4, "start": "random"}, time_limit=11)
     lanes = batch.reset(rules, lane_keys(1, torch.arange(6)))
     ring = Ring(rules, lanes.game, 6 * 64, 1, 0.9, finals=64)
     shown, after, steps, actions = [], [], [], []

@@ -20,5 +20,6 @@ def names() -> list[str]:
 def load(name: str) -> ModuleType:
     """The algorithm called `name`: a module with Config, Learner, suggest and policy_net."""
     if name not in names():
-        raise UserError(f"There is no algorithm '{name}'{nearest(name, names())} Algorithms: {', '.join(names())}.")
+        hint = nearest(name, names()) or "."
+        raise UserError(f"There is no algorithm '{name}'{hint} Algorithms: {', '.join(names())}.")
     return importlib.import_module(f"{__name__}.{name}")

@@ -54,8 +54,9 @@ class Config:
         for name in ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number from 0 to 1.")
-        if not self.learning_rate > 0:
-            raise UserError(f"dqn.learning_rate is {self.learning_rate}; expected a number above 0.")
+        for name in ("learning_rate", "huber", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
         if not self.hidden or min(self.hidden) < 1:
             raise UserError(f"dqn.hidden is {self.hidden}; expected one or more layer widths, as in 256,256.")
 

@@ -99,7 +99,7 @@ def build(spec: Spec, kind: str, hidden: tuple[int, ...], dueling: bool, seed: i
     if kind == "auto":
         kind = "cnn" if len(spec.obs_shape) == 3 and math.prod(spec.obs_shape) > 512 else "mlp"
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # (torch.manual_seed would seed the GPUs too, for good)
         net: nn.Module = (
             CNN(spec, hidden[-1:], dueling=dueling) if kind == "cnn" else MLP(spec, hidden, dueling=dueling)
         )

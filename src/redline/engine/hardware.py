@@ -23,7 +23,8 @@ def pick_device(wanted: str) -> torch.device:
     kinds = ("auto", "cpu", "cuda", "mps")
     kind, _, number = wanted.partition(":")
     if kind not in kinds or (number and not (kind == "cuda" and number.isdigit())):
-        raise UserError(f"device is '{wanted}'{nearest(wanted, kinds)} Expected auto, cpu, cuda, cuda:N or mps.")
+        hint = nearest(wanted, kinds) or "."
+        raise UserError(f"device is '{wanted}'{hint} Expected auto, cpu, cuda, cuda:N or mps.")
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = int(number or 0)

@@ -1,0 +1,182 @@
+"""Networks: shapes, padding, scaling, the choice by Spec, and weights that depend on the seed alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline import games
+from redline.algos import nets
+from redline.core import random
+from redline.core.records import Spec
+
+
+def spec_of(shape: tuple[int, ...], num_actions: int = 4, scale: float = 0.5) -> Spec:
+    return Spec(shape, torch.uint8, (scale,) * shape[0], 9, num_actions, "points")
+
+
+def observations(spec: Spec, count: int = 5) -> Tensor:
+    cells = count * math.prod(spec.obs_shape)
+    return (
+        random.below(random.bits(random.seed_key(1), torch.arange(cells)), 10)
+        .to(spec.obs_dtype)
+        .view(-1, *spec.obs_shape)
+    )
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("mlp", (3, 10, 10)),
+        ("mlp", (7,)),
+        ("mlp", (2, 3)),
+        ("cnn", (3, 10, 10)),
+        ("cnn", (2, 5, 9)),
+        ("cnn", (1, 4, 4)),
+    ],
+)
+def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: bool) -> None:
+    spec = spec_of(shape, num_actions=3)
+    net = nets.build(spec, kind, (16, 24), dueling, seed=1)
+    values = net(observations(spec))
+    assert (values.shape, values.dtype) == ((5, 3), torch.float32)
+    assert values.std(0).min() > 0, "the observation does not reach the output"
+    assert values.abs().max() < 1, "first values should be small"
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_a_batch_equals_its_singles(kind: str) -> None:
+    spec = spec_of((3, 6, 5))
+    net, obs = nets.build(spec, kind, (16,), True, seed=1), observations(spec)
+    singles = torch.cat([net(obs[i : i + 1]) for i in range(len(obs))])
+    torch.testing.assert_close(net(obs), singles, rtol=1e-5, atol=1e-6)
+
+
+def test_mlp_against_plain_products() -> None:
+    """The same numbers by hand: scaled, flattened, padded with zeros, linear and rectified twice, four outputs kept."""
+    spec = spec_of((3, 2, 2))
+    net, obs = nets.build(spec, "mlp", (16, 8), False, seed=3), observations(spec)
+    x = torch.cat([obs.flatten(1).float() * 0.5, torch.zeros(5, 4)], 1)
+    for layer in net.layers:
+        x = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    expected = (x @ net.head.out.weight.T + net.head.out.bias)[:, :4]
+    torch.testing.assert_close(net(obs), expected)
+
+
+def test_cnn_against_plain_convolutions() -> None:
+    spec = spec_of((2, 5, 6))
+    net, obs = nets.build(spec, "cnn", (99, 8), False, seed=3), observations(spec)
+    first, second = net.convs
+    x = F.relu(F.conv2d(obs.float() * 0.5, first.weight, first.bias, padding=1))
+    x = F.relu(F.conv2d(x, second.weight, second.bias, stride=2, padding=1))
+    assert x.shape == (5, 64, 3, 3)
+    x = F.relu(net.layers[0](x.flatten(1)))
+    assert x.shape == (5, 8), "a CNN takes the last of the widths"
+    torch.testing.assert_close(net(obs), net.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("inputs", "padded"), [(300, 304), (8, 8), (1, 8), (9, 16)])
+def test_inputs_and_outputs_are_padded_to_rows_of_eight(inputs: int, padded: int) -> None:
+    spec = spec_of((inputs,), num_actions=5)
+    net = nets.build(spec, "mlp", (16,), False, seed=0)
+    assert net.layers[0].in_features == padded
+    assert net.head.out.out_features == 8
+    assert nets.build(spec_of((4,), num_actions=8), "mlp", (16,), True, seed=0).head.out.out_features == 16
+    padding = net.layers[0].weight.detach()[:, inputs:]
+    changed = net(observations(spec))
+    with torch.no_grad():
+        padding.fill_(1e6)
+    assert torch.equal(net(observations(spec)), changed), "padded inputs must be zeros"
+
+
+def test_dueling_advantages_have_no_mean() -> None:
+    """value + advantage - mean advantage, by hand; the mean over actions is the state's value."""
+    head = nets.Head(2, num_actions=3, dueling=True)
+    with torch.no_grad():
+        head.out.weight.zero_()
+        head.out.bias.copy_(torch.tensor([10.0, 1.0, 2.0, 6.0, 500.0, 500.0, 500.0, 500.0]))
+    assert head(torch.zeros(1, 2)).tolist() == [[8.0, 9.0, 13.0]]
+    torch.manual_seed(0)
+    features, random_head = torch.randn(64, 7), nets.Head(7, num_actions=5, dueling=True)
+    values, state_value = random_head(features), random_head.out(features)[:, 0]
+    torch.testing.assert_close(values.mean(1), state_value)
+    assert values.std(1).min() > 1e-3
+
+
+def test_scale_is_applied_by_channel() -> None:
+    spec = Spec((2, 1, 2), torch.uint8, (0.1, 2.0), 9, 4, "points")
+    scaled = nets.Scale(spec)(torch.tensor([[[[1, 2]], [[3, 4]]]], dtype=torch.uint8))
+    torch.testing.assert_close(scaled, torch.tensor([[[[0.1, 0.2]], [[6.0, 8.0]]]]))
+    assert "scale" not in nets.Scale(spec).state_dict()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert nets.Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_reduced_precision_gives_float32_values(kind: str) -> None:
+    spec = spec_of((3, 6, 6))
+    net, obs = nets.build(spec, kind, (16,), False, seed=0), observations(spec)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = net(obs)
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, net(obs)), "nothing was rounded: the products ran in float32"
+    torch.testing.assert_close(values, net(obs), rtol=0.1, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((3, 10, 10), nets.MLP),  # 300 inputs
+        ((2, 16, 16), nets.MLP),  # 512
+        ((3, 13, 14), nets.CNN),  # 546
+        ((600,), nets.MLP),  # flat: nothing to slide over
+        ((30, 30), nets.MLP),
+    ],
+)
+def test_auto_chooses_by_the_spec(shape: tuple[int, ...], kind: type[nn.Module]) -> None:
+    net = nets.build(spec_of(shape), "auto", (16,), False, seed=0)
+    assert type(net) is kind
+    assert net(observations(spec_of(shape))).shape == (5, 4)
+
+
+def test_every_game_has_a_net(variant: object) -> None:
+    game = games.load(variant.game)  # type: ignore[attr-defined]
+    config = game.Config(**variant.options)  # type: ignore[attr-defined]
+    spec = game.spec(config)
+    state = game.init(config, torch.arange(3, dtype=torch.int32))
+    assert nets.build(spec, "auto", (16,), False, seed=0)(game.observe(config, state)).shape == (3, spec.num_actions)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_weights_depend_on_the_seed_alone(kind: str) -> None:
+    def weights(seed: int, noise: int) -> dict[str, Tensor]:
+        torch.manual_seed(noise)
+        torch.rand(noise)
+        return nets.build(spec_of((2, 6, 6)), kind, (16, 8), False, seed).state_dict()
+
+    first, again, other = weights(5, noise=1), weights(5, noise=2), weights(6, noise=1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for name in first:
+        assert name.endswith("bias") or not torch.equal(first[name], other[name])
+        assert not name.endswith("bias") or (first[name] == 0).all()
+
+
+def test_building_leaves_the_global_random_numbers_alone() -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(4)
+    torch.manual_seed(11)
+    nets.build(spec_of((2, 6, 6)), "cnn", (16,), False, seed=5)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_building_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` would seed every GPU too, and only the CPU's numbers are put back."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", asked.append)
+    nets.build(spec_of((7,)), "mlp", (16,), False, seed=5)
+    assert asked == []

@@ -1,0 +1,210 @@
+"""From what was asked for to what will be done: automatic settings with reasons, impossible wishes as sentences."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from redline.algos import dqn
+from redline.core.errors import UserError
+from redline.core.records import Hardware
+from redline.engine import hardware
+from redline.run import config
+from redline.run.config import Settings, from_words, resolve
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests are of a machine without a GPU, whatever they run on."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **machine: Any) -> None:
+    """Resolve for another machine than this one."""
+    found = Hardware(**{"name": "test", "cores": 8, "memory_gb": 80.0, "bf16": False, "compiler": "g++"} | machine)
+    monkeypatch.setattr(hardware, "pick_device", lambda _: torch.device(found.device))
+    monkeypatch.setattr(hardware, "detect", lambda _: found)
+
+
+def test_automatic_settings_come_with_reasons() -> None:
+    plan = resolve(Settings("snake"))
+    assert plan.device == torch.device("cpu")
+    assert (plan.num_envs, plan.algo_config.batch_size) == (1024, 512)
+    assert (plan.precision, plan.graph) == ("fp32", False)
+    assert str(plan.run_dir) == "runs/snake-dqn"
+    assert {"num_envs", "batch_size", "precision", "compile", "graph"} <= plan.reasons.keys()
+    assert all(plan.reasons.values())
+    assert "asked for" not in plan.reasons.values()
+    suggested = dqn.suggest(plan.hardware)
+    assert plan.reasons["num_envs"] == suggested["num_envs"][1]
+    assert plan.reasons["batch_size"] == suggested["batch_size"][1]
+    assert plan.algo_config.gamma == dqn.Config().gamma
+
+
+def test_what_is_asked_for_wins() -> None:
+    asked: dict[str, Any] = {"num_envs": 8, "batch_size": 32, "n_step": 2, "replay_capacity": 999}
+    plan = resolve(
+        Settings("snake", **asked, compile=True, precision="bf16", graph=False, run_dir="here", algo_options={"gamma": 0.5})
+    )
+    assert plan.num_envs == 8
+    assert {name: getattr(plan.algo_config, name) for name in asked if name != "num_envs"} == {
+        "batch_size": 32,
+        "n_step": 2,
+        "replay_capacity": 999,
+    }
+    assert (plan.compile, plan.precision, plan.algo_config.gamma, str(plan.run_dir)) == (True, "bf16", 0.5, "here")
+    assert [plan.reasons[name] for name in ("num_envs", "compile", "precision")] == ["asked for"] * 3
+    assert "batch_size" not in plan.reasons  # the machine's reason is not that of the user
+    record = plan.describe()
+    assert {name: record[name] for name in asked} == asked
+    assert json.loads(json.dumps(record))["algo_options"]["batch_size"] == 32
+
+
+def test_an_option_of_the_group_wins_over_the_automatic_one() -> None:
+    plan = resolve(Settings("snake", algo_options={"batch-size": "64"}))
+    assert plan.algo_config.batch_size == 64
+    assert "batch_size" not in plan.reasons
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "compiles", "graphs", "num_envs"),
+    [
+        ({"device": "cuda:0", "bf16": True}, "bf16", True, True, 16384),
+        ({"device": "cuda:0", "bf16": False}, "fp16", True, True, 16384),
+        ({"device": "mps"}, "fp32", False, False, 1024),
+        ({"device": "cpu"}, "fp32", True, False, 1024),
+        ({"device": "cpu", "compiler": ""}, "fp32", False, False, 1024),
+        ({"device": "cuda:0", "compiler": "", "bf16": True}, "bf16", True, True, 16384),  # its compiler is Triton
+    ],
+)
+def test_other_machines(
+    machine: dict[str, Any],
+    precision: str,
+    compiles: bool,
+    graphs: bool,
+    num_envs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, **machine)
+    plan = resolve(Settings("snake"))
+    assert (plan.precision, plan.compile, plan.graph, plan.num_envs) == (precision, compiles, graphs, num_envs)
+    if machine == {"device": "cpu", "compiler": ""}:
+        assert "g++ or clang++" in plan.reasons["compile"]
+
+
+def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, device="cuda:0")
+    plan = resolve(Settings("snake", graph=False, precision="tf32"))
+    assert (plan.graph, plan.precision) == (False, "tf32")
+    assert (plan.reasons["graph"], plan.reasons["precision"]) == ("asked for", "asked for")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"num_envs": 0}, "num_envs is 0; expected at least 1"),
+        ({"num_envs": -4}, "num_envs is -4; expected at least 1"),
+        ({"steps": -5}, "steps is -5; expected a number above 0"),
+        ({"steps": 0}, "steps is 0; expected a number above 0"),
+        ({"episodes": 0}, "episodes is 0; expected a number above 0"),
+        ({"minutes": -0.5}, "minutes is -0.5; expected a number above 0"),
+        ({"accumulate": 0}, "accumulate is 0; expected at least 1"),
+        ({"eval_episodes": -1}, "eval_episodes is -1; expected at least 0"),
+        ({"seed": -1}, "seed is -1; expected at least 0"),
+        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes is 0.0; expected a number above 0"),
+        ({"time_limit": -1}, "time_limit is -1; expected 0"),
+        ({"batch_size": 0}, "dqn.batch_size is 0; expected at least 1"),
+        ({"n_step": 0}, "dqn.n_step is 0; expected at least 1"),
+        ({"replay_capacity": 0}, "dqn.replay_capacity is 0; expected at least 1"),
+        ({"env": "snak"}, "There is no game 'snak'; did you mean 'snake'"),
+        ({"algo": "dqm"}, "There is no algorithm 'dqm'; did you mean 'dqn'"),
+        ({"device": "cuda"}, "device is 'cuda', but torch .* sees no CUDA device here; take --device auto"),
+        ({"device": "cuda:3"}, "device is 'cuda:3', but torch .* sees no CUDA device here"),
+        ({"device": "cud"}, "device is 'cud'; did you mean 'cuda'"),
+        ({"device": "cpu:x"}, "device is 'cpu:x'.*Expected auto, cpu, cuda, cuda:N or mps"),
+        ({"graph": True}, "graph needs a CUDA device; cpu has no CUDA graphs"),
+        ({"precision": "tf32"}, "precision tf32 needs a CUDA device; cpu has none. Take fp32"),
+        ({"precision": "fp8"}, "precision is 'fp8'; expected auto, fp32, tf32, bf16, fp16"),
+        ({"env_options": {"width": 4, "height": 4, "start_length": 5}}, "env.start_length is 5; .*4x4 board"),
+        ({"env_options": {"width": 2}}, "env.width is 2; a Snake board has 4 to 32"),
+        ({"env_options": {"widht": 5}}, "There is no option env.widht; did you mean 'width'"),
+        ({"env_options": {"width": 7.5}}, "env.width is 7.5; expected a whole number"),
+        ({"env_options": {"view": "top"}}, "env.view is 'top'"),
+        ({"algo_options": {"gama": 0.9}}, "There is no option dqn.gama; did you mean 'gamma'"),
+        ({"algo_options": {"gamma": 1.5}}, "dqn.gamma is 1.5; expected a number from 0 to 1"),
+        ({"algo_options": {"learning_rate": 0.0}}, "dqn.learning_rate is 0.0; expected a number above 0"),
+        ({"algo_options": {"hidden": ()}}, "dqn.hidden is .*; expected one or more layer widths"),
+    ],
+)
+def test_impossible_wishes(wishes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as error:
+        resolve(Settings(**{"env": "snake", "device": "cpu"} | wishes))
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+def test_three_minutes_when_no_limit_is_given() -> None:
+    assert resolve(Settings("snake")).minutes == config.DEFAULT_MINUTES == 3
+    assert resolve(Settings("snake", steps=10)).minutes is None
+    assert resolve(Settings("snake", episodes=10)).minutes is None
+    assert resolve(Settings("snake", minutes=0.5)).minutes == 0.5
+    assert resolve(Settings("snake", steps=10, minutes=7)).minutes == 7
+
+
+def test_words() -> None:
+    words = {"steps": "20M", "compile": False, "algo": "dqn", "minutes": "auto", "env.width": "7", "dqn.hidden": "8,8"}
+    settings = from_words("snake", words)
+    assert settings == Settings(
+        "snake", steps=20_000_000, compile=False, env_options={"width": "7"}, algo_options={"hidden": "8,8"}
+    )
+    plan = resolve(settings)
+    assert plan.rules.config.width == 7
+    assert plan.algo_config.hidden == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"envv.width": "5"}, r"There is no option group envv\.\*; with --algo dqn there are env\.\* and dqn\.\*"),
+        ({"ppo.gamma": "0.9"}, r"There is no option group ppo\.\*; with --algo dqn"),
+        ({".gamma": "0.9"}, "There is no option group"),
+        ({"stepz": "5"}, "There is no option stepz; did you mean 'steps'"),
+        ({"env_options": "5"}, "There is no option env_options; use --env.NAME"),
+        ({"algo_options": "5"}, "There is no option algo_options; use --env.NAME or --dqn.NAME"),
+        ({"steps": "soon"}, "steps is 'soon'; expected a number"),
+        ({"save_replay": "perhaps"}, "save_replay is 'perhaps'; expected true or false"),
+    ],
+)
+def test_wrong_words(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        from_words("snake", words)
+
+
+def test_identity_is_what_a_continued_run_must_share() -> None:
+    def identity(**changes: Any) -> str:
+        return resolve(Settings(**{"env": "snake", "device": "cpu"} | changes)).identity_hash
+
+    same = [
+        {},
+        {"steps": 5},
+        {"precision": "bf16"},
+        {"compile": False},
+        {"batch_size": 8},
+        {"algo_options": {"learning_rate": 1e-3}},
+        {"run_dir": "elsewhere"},
+    ]
+    other = [
+        {"seed": 1},
+        {"num_envs": 8},
+        {"time_limit": 9},
+        {"n_step": 1},
+        {"replay_capacity": 10_000},
+        {"env_options": {"width": 9}},
+        {"algo_options": {"hidden": (8,)}},
+        {"algo_options": {"gamma": 0.5}},
+    ]
+    assert {identity(**changes) for changes in same} == {identity()}
+    assert len({identity(**changes) for changes in other} | {identity()}) == len(other) + 1

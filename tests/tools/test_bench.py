@@ -1,0 +1,121 @@
+"""Throughput tables: that what is counted is what was done."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from redline import oracles
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import leaves
+from redline.engine import fast
+from redline.envs import batch, make_rules
+from redline.tools import bench
+
+CPU = torch.device("cpu")
+
+
+def test_rate_is_calls_by_time_without_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = [0.0], [0]
+
+    def call() -> None:
+        calls[0] += 1
+        clock[0] += 100.0 if calls[0] <= 4 else 0.125  # the first calls are slow: compilation
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    assert bench.rate(call, 3.0, CPU, warm_up=4) == 8.0
+    measured = calls[0] - 4
+    assert measured * 0.125 >= 3.0
+    assert measured == 31  # 1, 2, 4, 8, 16: a clock is not asked after every call
+
+
+def test_the_loop_plays_what_the_environments_play() -> None:
+    rules = make_rules("snake", {"width": 4, "height": 4})
+    loop = bench.EnvLoop(rules, 8, CPU, fast.Compiler(False, print), graph=False)
+    lanes = batch.reset(rules, batch.lane_keys(0, torch.arange(8)))
+    key, ended = random.seed_key(1), 0
+    for time in range(40):
+        action = random.below(random.bits(random.fold(key, time), torch.arange(8)), 4)
+        lanes, step = batch.step(rules, lanes, action)
+        loop.call()
+        assert all(torch.equal(x, y) for x, y in zip(leaves(loop.lanes).values(), leaves(lanes).values(), strict=True))
+        assert torch.equal(loop.obs, rules.game.observe(rules.config, lanes.game))
+        assert torch.equal(loop.reward, step.reward)
+        assert torch.equal(loop.ended, step.terminated | step.truncated)
+        ended += int(loop.ended.sum())
+    assert ended > 8  # games ended and others began
+
+
+def test_env_table() -> None:
+    out = io.StringIO()
+    found = bench.bench_env("snake", (2, 64), 0.01, "cpu", "auto", False, out)
+    assert [row["games"] for row in found["rows"]] == [2, 64]
+    assert all(row.keys() == {"games", "eager"} and row["eager"] > 0 for row in found["rows"])
+    assert found["rows"][1]["eager"] > 2 * found["rows"][0]["eager"]  # steps of all games are counted
+    assert found["plain_python"] > 0
+    title, plain, header, *rows = out.getvalue().splitlines()
+    assert title.startswith("snake: env-steps/s")
+    assert plain.startswith("  one game in plain Python: ")
+    assert header.split() == ["games", "eager"]
+    assert [row.split()[0] for row in rows] == ["2", "64"]
+
+
+def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = []
+
+    class Noted(bench.Session):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            sessions.append(self)
+
+    monkeypatch.setattr(bench, "Session", Noted)
+    out = io.StringIO()
+    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, out, {"hidden": (16,)})
+    assert [row["games"] for row in found["rows"]] == [8]
+    assert found["rows"][0]["eager"] > 0
+    assert found["algo_options"] == {"n_step": 1, "net": "mlp", "hidden": (16,)}
+    (session,) = sessions
+    # one gradient sample an environment step, from before the clock started
+    assert session.updates >= session.iterations - 2
+    assert session.samples_trained == session.updates * 8
+    assert "one gradient sample a step" in out.getvalue()
+
+
+@pytest.mark.parametrize("games", [(), (0,), (4, -1)])
+def test_wrong_numbers_of_games(games: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="games is .*; expected one or more numbers of games"):
+        bench.bench_train("snake", games, 0.01, "cpu", "auto", False, io.StringIO())
+
+
+def test_columns() -> None:
+    assert bench._ways(CPU, False) == {"eager": (False, False)}
+    assert bench._ways(CPU, None) == {"eager": (False, False), "compiled": (True, False)}
+    gpu = torch.device("cuda:0")
+    assert bench._ways(gpu, None)["graphed"] == (True, True)
+    assert bench._ways(gpu, False) == {"eager": (False, False), "graphed": (False, True)}
+
+
+def test_a_game_without_an_oracle_has_no_plain_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    assert (bench.plain_python("snake", 0.01) or 0) > 0
+    monkeypatch.setattr(oracles, "load", missing)
+    assert bench.plain_python("snake", 0.01) is None
+
+
+def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.describe_machine("cpu")
+    assert found.keys() == {"date", "commit", "hardware", "torch", "python"}
+    assert "CPU cores" in found["hardware"]
+
+    def no_git(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert bench.describe_machine("cpu")["commit"] is None
