@@ -16,7 +16,7 @@ redline bench train --games 256,4096,65536 --out "$out/gpu-train.json"
 # Seconds from the start of the process to the first learning step: nothing compiled yet, then with the compiler's cache.
 export TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) TRITON_CACHE_DIR=$(mktemp -d)
 for state in cold warm; do
-    redline train snake --minutes 0.05 --eval-episodes 0 --run-dir "$(mktemp -d)/run" --json >"$out/gpu-start-$state.json" 2>/dev/null
+    redline train snake --steps 300k --eval-episodes 0 --run-dir "$(mktemp -d)/run" --json >"$out/gpu-start-$state.json" 2>/dev/null
     python3 -c "import json, sys; r = json.load(open(sys.argv[1])); print(sys.argv[2], 'start to first update:', round(r['seconds_to_first_update'], 1), 's')" "$out/gpu-start-$state.json" "$state"
 done
 

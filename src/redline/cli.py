@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from redline import __version__
 from redline.core.errors import UserError, nearest
+from redline.run.options import parse_value
 
 # Torch and what needs it are imported by the commands, so that help and errors come at once.
 
@@ -80,8 +82,13 @@ class DoctorOptions:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point: runs a command and exits with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± and … gets question marks, not a traceback
     try:
         code = run(list(sys.argv[1:] if words is None else words))
+        if sys.stdout:
+            sys.stdout.flush()  # here, where a reader that went away is met; at exit it would be a traceback
     except UserError as error:
         print(f"redline: {error}", file=sys.stderr)
         code = error.exit_code
@@ -103,14 +110,15 @@ def run(words: list[str]) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        raise UserError(f"There is no command '{name}'{nearest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+        hint = nearest(name, COMMANDS) or "."
+        raise UserError(f"There is no command '{name}'{hint} Commands: {', '.join(COMMANDS)}.")
     command = COMMANDS[name]
     kind = command.options()
     if "-h" in rest or "--help" in rest:
         print(_help(name, command, kind))
         return 0
     argument, options = parse(name, command, kind, rest)
-    as_json = bool(options.pop("json", False))
+    as_json = parse_value(bool, str(options.pop("json", False)), "json")
     return command.run(argument, options, as_json)
 
 
@@ -136,10 +144,12 @@ def parse(name: str, command: Command, kind: type, words: list[str]) -> tuple[st
             found[plain] = value if equals else True
             continue
         elif plain.startswith("no_") and plain[3:] in flags:
+            if equals:
+                raise UserError(f"--{key} takes no value; see redline {name} --help.")
             found[plain[3:]] = False
             continue
         elif plain not in known or (plain == "env" and command.argument == "ENV"):
-            raise UserError(f"redline {name} has no option --{key}{nearest(plain, known).replace('_', '-')}")
+            raise UserError(f"redline {name} has no option --{key}{nearest(plain, known).replace('_', '-') or '.'}")
         if not equals:
             if not queue or (queue[0].startswith("--") and not queue[0][2:3].isdigit()):
                 raise UserError(f"--{key} needs a value; see redline {name} --help.")
@@ -272,7 +282,8 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
 
     kinds = {"env": bench.bench_env, "train": bench.bench_train}
     if argument and argument not in kinds:
-        raise UserError(f"There is no benchmark '{argument}'{nearest(argument, kinds)} Benchmarks: {', '.join(kinds)}.")
+        hint = nearest(argument, kinds) or "."
+        raise UserError(f"There is no benchmark '{argument}'{hint} Benchmarks: {', '.join(kinds)}.")
     wanted = build(BenchOptions, options, "")
     settings = dataclasses.asdict(wanted)
     out = settings.pop("out")

@@ -310,10 +310,10 @@ def test_with_a_game_the_observations_are_those_that_were_played() -> None:
     """A real game beside its ring: what a sample shows is what the player saw, before and after; one-step windows."""
     rules = make_rules("snake", {"width": 5, "height": 4, "starvation": 4, "start": "random"}, time_limit=11)
     lanes = batch.reset(rules, lane_keys(1, torch.arange(6)))
-    ring = Ring(rules, lanes.game, 6 * 64, 1, 0.9, finals=64)
+    ring, choices = Ring(rules, lanes.game, 6 * 64, 1, 0.9, finals=64), rules.game.spec(rules.config).num_actions
     shown, after, steps, actions = [], [], [], []
     for t in range(41):
-        action = random.below(random.bits(random.seed_key(t), torch.arange(6)), 4)
+        action = random.below(random.bits(random.seed_key(t), torch.arange(6)), choices)
         shown.append(rules.game.observe(rules.config, lanes.game))
         following, step = batch.step(rules, lanes, action)
         ring.write(lanes.game, action, step)

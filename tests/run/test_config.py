@@ -12,6 +12,7 @@ from redline.algos import dqn
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
+from redline.games import snake
 from redline.run import config
 from redline.run.config import Settings, from_words, resolve
 
@@ -32,22 +33,27 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **machine: Any) -> None:
 def test_automatic_settings_come_with_reasons() -> None:
     plan = resolve(Settings("snake"))
     assert plan.device == torch.device("cpu")
-    assert (plan.num_envs, plan.algo_config.batch_size) == (1024, 512)
     assert (plan.precision, plan.graph) == ("fp32", False)
     assert str(plan.run_dir) == "runs/snake-dqn"
     assert {"num_envs", "batch_size", "precision", "compile", "graph"} <= plan.reasons.keys()
     assert all(plan.reasons.values())
     assert "asked for" not in plan.reasons.values()
     suggested = dqn.suggest(plan.hardware)
-    assert plan.reasons["num_envs"] == suggested["num_envs"][1]
-    assert plan.reasons["batch_size"] == suggested["batch_size"][1]
+    for name, (value, why) in suggested.items():
+        assert plan.reasons[name] == why
+        assert (plan.num_envs if name == "num_envs" else getattr(plan.algo_config, name)) == value
+    for name, (value, why) in snake.suggest(plan.hardware).items():
+        assert plan.reasons[f"env.{name}"] == why
+        assert getattr(plan.rules.config, name) == value
     assert plan.algo_config.gamma == dqn.Config().gamma
 
 
 def test_what_is_asked_for_wins() -> None:
     asked: dict[str, Any] = {"num_envs": 8, "batch_size": 32, "n_step": 2, "replay_capacity": 999}
     plan = resolve(
-        Settings("snake", **asked, compile=True, precision="bf16", graph=False, run_dir="here", algo_options={"gamma": 0.5})
+        Settings(
+            "snake", **asked, compile=True, precision="bf16", graph=False, run_dir="here", algo_options={"gamma": 0.5}
+        )
     )
     assert plan.num_envs == 8
     assert {name: getattr(plan.algo_config, name) for name in asked if name != "num_envs"} == {
@@ -70,14 +76,14 @@ def test_an_option_of_the_group_wins_over_the_automatic_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "precision", "compiles", "graphs", "num_envs"),
+    ("machine", "precision", "compiles", "graphs"),
     [
-        ({"device": "cuda:0", "bf16": True}, "bf16", True, True, 16384),
-        ({"device": "cuda:0", "bf16": False}, "fp16", True, True, 16384),
-        ({"device": "mps"}, "fp32", False, False, 1024),
-        ({"device": "cpu"}, "fp32", True, False, 1024),
-        ({"device": "cpu", "compiler": ""}, "fp32", False, False, 1024),
-        ({"device": "cuda:0", "compiler": "", "bf16": True}, "bf16", True, True, 16384),  # its compiler is Triton
+        ({"device": "cuda:0", "bf16": True}, "bf16", True, True),
+        ({"device": "cuda:0", "bf16": False}, "fp16", True, True),
+        ({"device": "mps"}, "fp32", False, False),
+        ({"device": "cpu"}, "fp32", True, False),
+        ({"device": "cpu", "compiler": ""}, "fp32", False, False),
+        ({"device": "cuda:0", "compiler": "", "bf16": True}, "bf16", True, True),  # its compiler is Triton
     ],
 )
 def test_other_machines(
@@ -85,12 +91,12 @@ def test_other_machines(
     precision: str,
     compiles: bool,
     graphs: bool,
-    num_envs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(monkeypatch, **machine)
     plan = resolve(Settings("snake"))
-    assert (plan.precision, plan.compile, plan.graph, plan.num_envs) == (precision, compiles, graphs, num_envs)
+    assert (plan.precision, plan.compile, plan.graph) == (precision, compiles, graphs)
+    assert plan.num_envs == dqn.suggest(plan.hardware)["num_envs"][0]
     if machine == {"device": "cpu", "compiler": ""}:
         assert "g++ or clang++" in plan.reasons["compile"]
 
@@ -134,6 +140,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
         ({"env_options": {"width": 7.5}}, "env.width is 7.5; expected a whole number"),
         ({"env_options": {"view": "top"}}, "env.view is 'top'"),
         ({"algo_options": {"gama": 0.9}}, "There is no option dqn.gama; did you mean 'gamma'"),
+        ({"algo_options": {"huber": 0.0}}, "dqn.huber is 0.0; expected a number above 0"),
         ({"algo_options": {"gamma": 1.5}}, "dqn.gamma is 1.5; expected a number from 0 to 1"),
         ({"algo_options": {"learning_rate": 0.0}}, "dqn.learning_rate is 0.0; expected a number above 0"),
         ({"algo_options": {"hidden": ()}}, "dqn.hidden is .*; expected one or more layer widths"),

@@ -33,14 +33,14 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StorageError, match="config.json could not be written: No space left on device") as error:
+    with pytest.raises(StorageError, match=r"config.json could not be written: No space left on device") as error:
         write_json(path, {"a": 2})
     assert error.value.exit_code == 74
     assert json.loads(path.read_text())["a"] == 1
 
 
 def test_json_into_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="could not be written: No such file"):
+    with pytest.raises(StorageError, match=r"could not be written: No such file"):
         write_json(tmp_path / "missing" / "config.json", {})
 
 
@@ -50,19 +50,21 @@ def test_config_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run folder: there is no config.json in it") as error:
+    with pytest.raises(UserError, match=r"is not a run folder: there is no config.json in it") as error:
         read_config(tmp_path)
     assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", '{"env": "sna', "\x00\x01", "[]", "null", '{"env": "snake"}', json.dumps(GOOD | {"algo_options": []})]
-    + [json.dumps(GOOD | {"env": 3}), json.dumps(GOOD | {"env_options": None})],
+    [
+        *("", "{", '{"env": "sna', "\x00\x01", "[]", "null", '{"env": "snake"}'),
+        *(json.dumps(GOOD | wrong) for wrong in ({"env": 3}, {"env_options": None}, {"algo_options": []})),
+    ],
 )
 def test_a_damaged_config(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(StorageError, match="config.json .*restore it or train into another folder") as error:
+    with pytest.raises(StorageError, match=r"config.json .*restore it or train into another folder") as error:
         read_config(tmp_path)
     assert error.value.exit_code == 74
     assert (tmp_path / "config.json").read_text() == text
@@ -70,7 +72,7 @@ def test_a_damaged_config(tmp_path: Path, text: str) -> None:
 
 def test_a_config_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(StorageError, match="could not be read"):
+    with pytest.raises(StorageError, match=r"could not be read"):
         read_config(tmp_path)
 
 
@@ -99,7 +101,9 @@ def test_metrics_continue_after_the_checkpoint(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("garbage", [b'{"env_steps": 16', b"\xff\xfe\x00", b"[1, 2]", b'{"env_steps": "16"}', b"{}", b"7"])
+@pytest.mark.parametrize(
+    "garbage", [b'{"env_steps": 16', b"\xff\xfe\x00", b"[1, 2]", b'{"env_steps": "16"}', b"{}", b"7"]
+)
 def test_garbled_lines_are_dropped(tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"env_steps": 16}\n' + garbage)
     Metrics(tmp_path, 64, False, nobody).write({"env_steps": 80})

@@ -75,20 +75,24 @@ def test_whole_numbers(text: str, number: int) -> None:
     assert (real, type(real)) == (float(number), float)
 
 
-@pytest.mark.parametrize(("text", "number"), [("0.25", 0.25), ("1e-4", 1e-4), ("-.5", -0.5), ("1.5", 1.5), (".5k", 500)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("0.25", 0.25), ("1e-4", 1e-4), ("-.5", -0.5), ("1.5", 1.5), (".5k", 500)]
+)
 def test_real_numbers(text: str, number: float) -> None:
     assert parse_value(float, text, "rate") == number
 
 
 @pytest.mark.parametrize("kind", [int, float, int | None, float | None, tuple[int, ...]])
-@pytest.mark.parametrize("text", ["many", "nan", "inf", "-inf", "1e999", "20T", "M", "1.2.3", "--5", "1e", "0x10", "NaNk"])
+@pytest.mark.parametrize(
+    "text", ["many", "nan", "inf", "-inf", "1e999", "20T", "M", "1.2.3", "--5", "1e", "0x10", "NaNk"]
+)
 def test_no_numbers(kind: Any, text: str) -> None:
-    with pytest.raises(UserError, match="expected a number, such as 3, 1.5k or 20M") as error:
+    with pytest.raises(UserError, match=r"expected a number, such as 3, 1.5k or 20M") as error:
         parse_value(kind, text, "some.key")
     assert str(error.value).startswith(f"some.key is '{text}';")
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e-3", "0.0001k", "9223372036854775808", "1e30", "10.00001M"])
+@pytest.mark.parametrize("text", ["1.5", "1e-3", "0.0001k", "9223372036854775808", "1e30", "1.0000001M"])
 def test_numbers_that_are_not_whole_or_too_large(text: str) -> None:
     with pytest.raises(UserError, match=f"num_envs is '{text}'; expected a whole number"):
         parse_value(int, text, "num_envs")
@@ -114,7 +118,7 @@ def test_tuples(text: str, value: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["256,x", "1;2", "1.5,2", "256 256"])
 def test_no_tuples(text: str) -> None:
-    with pytest.raises(UserError, match="^hidden is '.+'; expected a"):
+    with pytest.raises(UserError, match=r"^hidden is '.+'; expected a"):
         parse_value(tuple[int, ...], text, "hidden")
 
 
@@ -131,7 +135,16 @@ def test_choices() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("true", True), ("Yes", True), ("on", True), ("1", True), ("FALSE", False), ("no", False), ("off", False), ("0", False)],
+    [
+        ("true", True),
+        ("Yes", True),
+        ("on", True),
+        ("1", True),
+        ("FALSE", False),
+        ("no", False),
+        ("off", False),
+        ("0", False),
+    ],
 )
 def test_truth(text: str, value: bool) -> None:
     assert parse_value(bool, text, "double") is value
@@ -167,7 +180,7 @@ def test_build_names_the_key_and_the_nearest() -> None:
     with pytest.raises(UserError) as error:
         build(Options, {"qqq": "4"}, "env.")
     assert str(error.value) == "There is no option env.qqq."
-    with pytest.raises(UserError, match="^env.width is 'wide'; expected a number"):
+    with pytest.raises(UserError, match=r"^env.width is 'wide'; expected a number"):
         build(Options, {"width": "wide"}, "env.")
 
 
@@ -190,19 +203,21 @@ def _is(value: Any, kind: Any) -> bool:
 numberish = st.text(alphabet="0123456789.eE+-_kKmMgGbB,()[] infaINF", max_size=16)
 
 
-@given(kind=st.sampled_from(KINDS), text=st.one_of(st.text(), numberish, st.sampled_from(["auto", "none", "left", "yes"])))
+@given(
+    kind=st.sampled_from(KINDS), text=st.one_of(st.text(), numberish, st.sampled_from(["auto", "none", "left", "yes"]))
+)
 @example(kind=int, text="1e-99999999999")  # would take for ever if it were made a fraction
 @example(kind=int, text="1" * 5000)  # more digits than Python reads
 @example(kind=float, text="9" * 400)  # beyond a float
 @example(kind=int, text="\ud800")
 @example(kind=int, text="٣")
 def test_any_text_gives_a_value_of_the_type_or_one_sentence(kind: Any, text: str) -> None:
+    refused = ""
     try:
         value = parse_value(kind, text, "key")
     except UserError as error:
-        assert str(error).startswith("key is '")
-    else:
-        assert _is(value, kind)
+        refused = str(error)
+    assert refused.startswith("key is '") if refused else _is(value, kind)
 
 
 @given(
@@ -213,7 +228,9 @@ def test_any_text_gives_a_value_of_the_type_or_one_sentence(kind: Any, text: str
     )
 )
 def test_any_words_build_a_config_or_one_sentence(words: dict[str, str]) -> None:
+    refused, found = "", None
     try:
-        assert isinstance(build(dqn.Config, words, "dqn."), dqn.Config)
+        found = build(dqn.Config, words, "dqn.")
     except UserError as error:
-        assert "dqn." in str(error)
+        refused = str(error)
+    assert "dqn." in refused if refused else isinstance(found, dqn.Config)

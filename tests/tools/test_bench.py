@@ -88,7 +88,7 @@ def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("games", [(), (0,), (4, -1)])
 def test_wrong_numbers_of_games(games: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="games is .*; expected one or more numbers of games"):
+    with pytest.raises(UserError, match=r"games is .*; expected one or more numbers of games"):
         bench.bench_train("snake", games, 0.01, "cpu", "auto", False, io.StringIO())
 
 

@@ -26,7 +26,7 @@ def test_the_settings_are_those_of_training() -> None:
     assert (values["compile"], values["graph"]) == (plan.compile, plan.graph)
     assert None not in values.values()
     assert found["hardware"]["cores"] >= 1
-    assert json.loads(json.dumps(found))["settings"] == found["settings"]
+    assert json.loads(json.dumps(found))["settings"].keys() == plan.reasons.keys()
 
 
 def test_the_report_gives_every_setting_with_its_reason() -> None:
@@ -34,9 +34,9 @@ def test_the_report_gives_every_setting_with_its_reason() -> None:
     text = report(found)
     for name, choice in found["settings"].items():
         (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
-        assert line.split()[1] == str(choice["value"])
+        assert line.removeprefix(f"  {name} ").lstrip().startswith(f"{choice['value']} ")
         assert line.endswith(choice["why"])
-    assert f"Trains on cpu: {found['hardware']['name']}" in text
+    assert f"Device: cpu, {found['hardware']['name']}" in text
 
 
 @pytest.mark.parametrize("compiler", ["g++", ""])
@@ -48,7 +48,7 @@ def test_a_gpu_and_a_missing_compiler_are_told(compiler: str, monkeypatch: pytes
     assert found["settings"]["graph"]["value"] is True
     text = report({**found, "cuda": "12.8"})
     assert "CUDA 12.8" in text
-    assert "Trains on cuda:0: Fast 9000, 80 GB; 8 CPU cores" in text
+    assert "Device: cuda:0, Fast 9000, 80 GB; 8 CPU cores" in text
     assert ("C++ compiler: g++" in text) == bool(compiler)
     assert ("none found" in text) == (not compiler)
 

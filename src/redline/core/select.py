@@ -21,8 +21,8 @@ def layout(cells: int) -> tuple[int, int]:
 def full_set(cells: int, device: torch.device) -> Tensor:
     """All cells: (1, K) int32."""
     words, size = layout(cells)
-    left = [min(size, cells - word * size) for word in range(words)]
-    return torch.tensor([[(1 << bits) - 1 for bits in left]], dtype=torch.int32, device=device)
+    first = torch.arange(0, words * size, size, dtype=torch.int32, device=device)  # cell of each word
+    return ((1 << (cells - first).clamp(max=size)) - 1).unsqueeze(0)
 
 
 def one_cell(cell: Tensor, cells: int) -> Tensor:

@@ -54,8 +54,13 @@ class Compiler:
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
             return function
-        # fullgraph: a function that cannot be compiled whole fails before it has changed anything, so eager can take over.
-        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=_OPTIONS)
+        compiled: Callable[..., Any]
+        try:
+            # fullgraph: a function that cannot be compiled whole fails before it changed anything, so eager can take over.
+            compiled = torch.compile(function, dynamic=False, fullgraph=True, options=_OPTIONS)
+        except Exception as error:  # as on a Python that torch cannot compile for
+            self._give_up(error)
+            return function
         proven = False
 
         @functools.wraps(function)
@@ -71,11 +76,14 @@ class Compiler:
                 except UserError:
                     raise
                 except Exception as error:
-                    self.enabled = False
-                    self.notify(f"Running without compilation: torch.compile failed ({_first_line(error)}).")
+                    self._give_up(error)
             return function(*arguments)
 
         return call
+
+    def _give_up(self, error: Exception) -> None:
+        self.enabled = False
+        self.notify(f"Running without compilation: torch.compile failed ({_first_line(error)}).")
 
 
 class Graph:
@@ -111,7 +119,7 @@ class Graph:
         torch.cuda.current_stream().wait_stream(side)
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
@@ -119,6 +127,7 @@ class Graph:
         except Exception as error:
             self.enabled = False
             self.notify(f"Running without CUDA graphs: capture failed ({_first_line(error)}).")
+            torch.cuda.set_stream(stream)  # a capture that the device broke off leaves its own stream the current one
             torch.cuda.synchronize()
             self.function()
             return

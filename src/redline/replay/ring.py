@@ -112,38 +112,39 @@ class Ring:
 
     def batch(self, row: Tensor, lane: Tensor) -> Batch:
         """The n-step windows that start at the given rows (ever counted) and lanes, each (B,) int64."""
-        start = (row % self.rows) * self.lanes + lane
-        reward = torch.zeros_like(start, dtype=torch.float32)
-        discount = torch.ones_like(reward)  # gamma ** steps while the episode goes on
-        running = torch.ones_like(start, dtype=torch.bool)
-        terminated = torch.zeros_like(running)
-        truncated = torch.zeros_like(running)
-        last, last_row = start, row  # the window's last transition
-        for step in range(self.n_step):
-            here_row = row + step
-            here = (here_row % self.rows) * self.lanes + lane
-            ended = self.ended[here]
-            reward = torch.where(running, reward + discount * self.reward[here], reward)
-            discount = torch.where(running, discount * self.gamma, discount)
-            last, last_row = torch.where(running, here, last), torch.where(running, here_row, last_row)
-            terminated = terminated | (running & (ended == TERMINATED))
-            truncated = truncated | (running & (ended == TRUNCATED))
-            running = running & (ended == 0)
+        step = torch.arange(self.n_step, device=self.device)
+        window = ((row.unsqueeze(1) + step) % self.rows) * self.lanes + lane.unsqueeze(1)  # (B, n): places in the tables
+        ended = self.ended[window]
+        first_end = torch.where(ended != 0, step, self.n_step).amin(1)  # n where the episode goes on
+        counted = step <= first_end.unsqueeze(1)
+        weights = torch.pow(self.gamma, step.to(torch.float32))
+        reward = torch.where(counted, weights * self.reward[window], 0.0).sum(1)
+        taken = (first_end + 1).clamp(max=self.n_step)
 
-        following = ((row + self.n_step) % self.rows) * self.lanes + lane
+        last_row = row + taken - 1
+        last = (last_row % self.rows) * self.lanes + lane
+        terminated, truncated = self.ended[last] == TERMINATED, self.ended[last] == TRUNCATED
         kept = torch.where(truncated, self.final_slot[last], 0).to(torch.int64)
         lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
 
-        def after(name: str, table: Tensor) -> Tensor:
-            broad = truncated.view(-1, *(1,) * (table.dim() - 1))
-            return torch.where(broad, self.finals[name][kept], table[following])
+        # Both observations in one go: first the States the windows start in, then those they bootstrap from.
+        size = row.shape[0]
+        following = ((row + self.n_step) % self.rows) * self.lanes + lane
+        places = torch.cat([window[:, 0], following])
+        cut = torch.cat([torch.zeros_like(truncated), truncated])
+        finals = torch.cat([torch.zeros_like(kept), kept])
 
+        def gather(name: str, table: Tensor) -> Tensor:
+            broad = cut.view(-1, *(1,) * (table.dim() - 1))
+            return torch.where(broad, self.finals[name][finals], table[places])
+
+        obs = self._observe({name: gather(name, table) for name, table in self.states.items()})
         return Batch(
-            obs=self._observe({name: table[start] for name, table in self.states.items()}),
-            action=self.action[start].to(torch.int64),
+            obs=obs[:size],
+            action=self.action[window[:, 0]].to(torch.int64),
             reward=reward,
-            next_obs=self._observe({name: after(name, table) for name, table in self.states.items()}),
-            discount=torch.where(terminated, 0.0, discount),
+            next_obs=obs[size:],
+            discount=torch.where(terminated, 0.0, torch.pow(self.gamma, taken.to(torch.float32))),
             weight=torch.where(lost, 0.0, 1.0),
         )
 

@@ -35,7 +35,7 @@ class Agent:
     @torch.no_grad()
     def policy(self, obs: Tensor) -> Tensor:
         """Greedy actions (N,) int64."""
-        values: Tensor = self.net(obs)
+        values: Tensor = self.net(obs.to(self.device))  # who watches plays on the CPU
         return values.argmax(1)
 
     def evaluate(

@@ -34,7 +34,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} could not be read ({error}); restore it or train into another folder.") from error
-    if not isinstance(record, dict) or not {"env", "algo", "env_options", "algo_options"} <= record.keys():
+    kinds = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
     return record
 
@@ -45,11 +46,14 @@ class Metrics:
     def __init__(self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Callable[[str], None]) -> None:
         """Continues after `env_steps`: later or garbled lines, written after the checkpoint resumed from, are dropped."""
         self.path, self.notify, self.broken = run_dir / "metrics.jsonl", notify, False
-        if self.path.exists():
-            kept = [line for line in self.path.read_text(errors="replace").splitlines() if _up_to(line, env_steps)]
-            part = self.path.with_name(".metrics.jsonl.part")
-            part.write_text("".join(line + "\n" for line in kept))
-            os.replace(part, self.path)
+        try:
+            if self.path.exists():
+                kept = [line for line in self.path.read_text(errors="replace").splitlines() if _up_to(line, env_steps)]
+                part = self.path.with_name(".metrics.jsonl.part")
+                part.write_text("".join(line + "\n" for line in kept))
+                os.replace(part, self.path)
+        except OSError as error:  # now nothing is trained yet
+            raise StorageError(f"{self.path} could not be mended: {error.strerror}; move it away.") from error
         self.writer: Any = None
         if tensorboard:
             try:

@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, Literal, TypeVar, Union
 
 from redline.core.errors import UserError, nearest
@@ -16,10 +17,15 @@ _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 def parse_number(text: str) -> float:
-    """`20M`, `1.5k`, `1e6`, `1_000`."""
+    """`20M`, `1.5k`, `1e6`, `1_000`. An int where it is whole: floats hold neither a long seed nor 1.001 times 10**6."""
     cleaned = text.strip().replace("_", "").lower()
     factor = _SUFFIX.get(cleaned[-1:], 1)
-    return float(cleaned[:-1] if factor != 1 else cleaned) * factor
+    digits = cleaned[:-1] if factor != 1 else cleaned
+    number = float(digits) * factor
+    if not 1 <= abs(number) < 2**64:
+        return number
+    exact = Fraction(digits) * factor
+    return int(exact) if exact.denominator == 1 else number
 
 
 def parse_value(kind: Any, text: str, key: str) -> Any:
@@ -31,7 +37,8 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
         return parse_value(next(k for k in arguments if k is not type(None)), text, key)
     if origin is Literal:
         if text not in arguments:
-            raise UserError(f"{key} is '{text}'{nearest(text, arguments)} Expected {', '.join(map(str, arguments))}.")
+            hint = nearest(text, arguments) or "."
+            raise UserError(f"{key} is '{text}'{hint} Expected {', '.join(map(str, arguments))}.")
         return text
     if origin is tuple:
         return tuple(parse_value(arguments[0], part, key) for part in text.strip("()[] ").split(",") if part.strip())
@@ -52,7 +59,7 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
             if number != int(number) or abs(number) >= 2**63:
                 raise UserError(f"{key} is '{text}'; expected a whole number.")
             return int(number)
-        return number
+        return float(number)
     return text
 
 
@@ -64,6 +71,6 @@ def build(kind: type[T], words: Mapping[str, Any], prefix: str, defaults: Mappin
     for name, word in words.items():
         plain = name.replace("-", "_")
         if plain not in fields:
-            raise UserError(f"There is no option {prefix}{name}{nearest(plain, fields)}")
+            raise UserError(f"There is no option {prefix}{name}{nearest(plain, fields) or '.'}")
         values[plain] = parse_value(fields[plain], word, prefix + name) if isinstance(word, str) else word
     return kind(**values)

@@ -41,12 +41,17 @@ def device_use(device: torch.device) -> dict[str, float]:
     return use
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # rich would end the program; a closed terminal is no reason to stop training
+
+
 class Progress:
     """Shows log records; messages stand above the panel."""
 
     def __init__(self, title: str, score_name: str) -> None:
         self.title, self.score_name = title, score_name
-        self.console = Console(file=sys.stderr, highlight=False)
+        self.console = _Console(file=sys.stderr, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
         self.last_line = 0.0
         if self.live:

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from redline.core.errors import UserError
-from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir, read_checkpoint
+from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings, resolve
 from redline.run.evaluate import evaluate
 from redline.run.folder import Metrics, read_config, write_json
@@ -54,8 +54,8 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     checkpoints = Checkpoints(
         plan.run_dir, lock=lock, config_hash=plan.identity_hash, env_hash=plan.identity_hash, notify=progress.say
     )
+    session = Session(plan, progress.say)  # before checkpoints are moved aside: settings that do not fit are found here
     found = _find_checkpoint(plan, checkpoints, progress)
-    session = Session(plan, progress.say)
     seconds, episodes = 0.0, 0
     if found:
         session.load(found.tensors, found.state["session"])
@@ -123,9 +123,9 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             stopped_by = signals.caught or _reached(plan, session, episodes, now - started)
 
         seconds = time.monotonic() - started
+        checkpoints.wait()
         if checkpoints.last_step != session.env_steps:
             save(background=False)
-        checkpoints.wait()
     metrics.close()
 
     spent = max(seconds - seconds_before, 1e-9)
@@ -189,8 +189,10 @@ def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -
         return found
     if not Path(wanted).is_dir():
         raise UserError(f"resume is '{wanted}'; expected auto, must, never or the folder of a checkpoint.")
-    found = read_checkpoint(wanted)
+    found = checkpoints.load_path(wanted)
     checkpoints.set_aside(after=found.step)
+    if found.path.resolve().parent != checkpoints.folder.resolve():
+        checkpoints.last_step = None  # this folder has none of that step yet
     return found
 
 

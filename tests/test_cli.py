@@ -1,0 +1,513 @@
+"""The command line: what each command prints and returns, and one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import redline
+from redline import algos, cli, games
+from redline.core.errors import UserError
+from redline.run import config, evaluate, session
+
+SOURCE = Path(__file__).parents[1] / "src"
+TINY = (
+    "--num-envs 16 --batch-size 16 --replay-capacity 2k --no-compile --device cpu --eval-episodes 4 --env.width 4 "
+    "--env.height 4 --time-limit 20 --dqn.hidden 16,16 --dqn.learning-starts 64"
+)
+
+
+class Output(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one line on standard output."""
+        (line,) = self.out.splitlines()
+        record = json.loads(line)
+        assert isinstance(record, dict)
+        return record
+
+
+class Stream(io.StringIO):
+    """What a command writes to."""
+
+    terminal = False
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def call(line: str, *more: str) -> Output:
+    """Run a command in this process: `line` is split at its spaces."""
+    out, err = Stream(), Stream()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        cli.main([*line.split(), *more])
+    assert isinstance(end.value.code, int)
+    return Output(end.value.code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in, on a machine without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Output]:
+    """A trained run and what training it printed."""
+    path = tmp_path_factory.mktemp("cli") / "a run"  # a path with a space
+    return path, call(f"train snake {TINY} --steps 480 --json --run-dir", str(path))
+
+
+@pytest.fixture
+def run(trained: tuple[Path, Output]) -> str:
+    return str(trained[0])
+
+
+# ---- commands
+
+
+def test_train_json(trained: tuple[Path, Output]) -> None:
+    path, output = trained
+    assert output.code == 0
+    result = output.json
+    expected = (
+        "env algo device run env_steps updates samples_trained episodes seconds env_steps_per_second samples_per_second "
+        "score_mean score_ci95 score_min score_max length_mean win_rate steps_per_win stopped_by settings"
+    )
+    assert result.keys() >= set(expected.split())
+    assert (result["env"], result["algo"], result["device"], result["run"]) == ("snake", "dqn", "cpu", str(path))
+    assert (result["env_steps"], result["stopped_by"]) == (480, "steps")
+    assert (result["updates"], result["samples_trained"]) == (26, 26 * 16)
+    assert result["settings"]["env_options"]["width"] == 4
+    assert result["settings"]["algo_options"]["hidden"] == [16, 16]
+    assert result["settings"]["replay_capacity"] == 2000
+    assert json.loads((path / "result.json").read_text()) == result
+    assert "Training snake with dqn" in output.err  # progress goes to standard error
+
+
+def test_train_for_people(tmp_path: Path) -> None:
+    line = f"train snake {TINY} --run-dir here --steps"
+    output = call(line, "96")
+    assert output.code == 0
+    assert "96 steps in 0:0" in output.out
+    assert "stopped by steps" in output.out
+    assert re.search(r"Greedy score over 4 held-out games: [\d.]+ ± [\d.]+ \(best \d+, won [\d.]+ %\)", output.out)
+    assert "Run folder: here\n" in output.out
+    assert "redline eval here\n" in output.out
+    assert "redline watch here --terminal\n" in output.out
+    assert output.out.endswith("redline train snake --run-dir here --steps 192\n")
+    again = call(line, "192")  # the same command continues
+    assert "Continuing here from ckpt-000000000096 (96 steps)." in again.err
+    assert "192 steps" in again.out
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_the_run_folder_has_a_default(tmp_path: Path) -> None:
+    output = call(f"train snake {TINY} --steps 16 --eval-episodes 0")
+    assert (tmp_path / "runs" / "snake-dqn" / "config.json").exists()
+    assert "Run folder: runs/snake-dqn\n" in output.out
+    assert "--run-dir" not in output.out
+    assert "Greedy" not in output.out
+
+
+def test_words_in_every_form(tmp_path: Path) -> None:
+    """`--key=value`, underscores, flags with a word, a flag the second time."""
+    words = (
+        "--steps=16 --eval_episodes 0 --compile=no --save-replay=off --env.reward-food 2 --graph --no-graph --seed=3"
+    )
+    record = call(f"train snake {TINY} {words} --json").json
+    settings = record["settings"]
+    assert (settings["compile"], settings["save_replay"], settings["graph"], settings["seed"]) == (
+        False,
+        False,
+        False,
+        3,
+    )
+    assert settings["env_options"]["reward_food"] == 2.0
+    assert not list((tmp_path / "runs").rglob("replay.safetensors"))
+
+
+def test_eval(run: str) -> None:
+    output = call("eval", run, "--episodes", "6", "--seed", "2", "--json")
+    assert output.code == 0
+    result = output.json
+    expected = (
+        "env algo device run env_steps episodes seconds score_mean score_ci95 score_min score_max length_mean win_rate "
+        "steps_per_win settings"
+    )
+    assert result.keys() >= set(expected.split())
+    assert (result["env"], result["algo"], result["run"], result["env_steps"]) == ("snake", "dqn", run, 480)
+    assert result["episodes"] == 6
+    assert 1 <= result["length_mean"] <= 20
+    assert json.loads((Path(run) / "eval.json").read_text()) == result
+    same = redline.evaluate(run, episodes=6, device="cpu", seed=2)
+    assert {**same, "seconds": 0} == {**result, "seconds": 0}
+
+    for_people = call("eval", run, "--episodes", "6", "--seed", "2").out
+    assert for_people.startswith("6 games of snake, greedy, after 480 training steps\n")
+    assert f"{result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %)" in for_people
+
+
+def test_eval_as_at_the_end_of_training(trained: tuple[Path, Output], run: str) -> None:
+    result = call("eval", run, "--episodes", "4", "--json").json
+    for name in ("score_mean", "score_ci95", "length_mean", "win_rate"):
+        assert result[name] == trained[1].json[name]
+
+
+def test_eval_shows_progress_on_a_terminal_only(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call("eval", run, "--episodes", "6", "--json").err == ""
+    monkeypatch.setattr(Stream, "terminal", True)
+    monkeypatch.setattr(evaluate, "_LOOK_EVERY", 4)
+    assert "6 of 6 games" in call("eval", run, "--episodes", "6", "--json").err
+
+
+def test_watch_in_the_terminal(run: str) -> None:
+    output = call("watch", run, "--terminal", "--games", "2")
+    assert output.code == 0
+    assert [line.split("   ")[0] for line in output.out.splitlines()[-2:]] == ["game 1", "game 2"]
+    drawn = call("watch", run, "--terminal", "--games", "2", "--json")
+    assert drawn.err == output.out  # the game goes to standard error, standard output is for the program that reads it
+    record = drawn.json
+    assert (record["run"], record["env"], len(record["games"])) == (run, "snake", 2)
+    assert [f"length {game['length']} " in output.out for game in record["games"]] == [True, True]
+
+
+def test_watch_as_a_gif(run: str, tmp_path: Path) -> None:
+    output = call("watch", run, "--gif", "game.gif", "--max-steps", "5", "--seed", "1", "--json")
+    assert output.code == 0
+    (game,) = output.json["games"]
+    with Image.open(tmp_path / "game.gif") as picture:
+        assert picture.n_frames >= 2
+    assert f"game.gif: {game['length']} steps, score {game['score']}" in output.err
+    assert game["length"] <= 5
+    assert call("watch", run, "--gif", "again.gif", "--max-steps", "5", "--seed", "1").out == ""
+
+
+def test_bench_env(tmp_path: Path) -> None:
+    line = "bench env --games 2,8 --seconds 0.01 --no-compile --device cpu"
+    output = call(f"{line} --out figures.json --json")
+    assert output.code == 0
+    record = output.json
+    assert [row["games"] for row in record["env"]["rows"]] == [2, 8]
+    assert all(row["eager"] > 0 for row in record["env"]["rows"])
+    assert record["torch"] == torch.__version__
+    assert "train" not in record
+    assert json.loads((tmp_path / "figures.json").read_text()) == record
+    assert "env-steps/s" in output.err
+    assert "env-steps/s" in call(line).out
+
+
+def test_bench_train() -> None:
+    record = call("bench train --games 4 --seconds 0.01 --no-compile --device cpu --json").json
+    assert [row["games"] for row in record["train"]["rows"]] == [4]
+    assert record["train"]["rows"][0]["eager"] > 0
+
+
+def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from redline.tools import bench
+
+    monkeypatch.setattr(bench, "bench_env", lambda **options: options["games"])
+    monkeypatch.setattr(bench, "bench_train", lambda **options: options["seconds"])
+    record = call("bench", "--games", "1,2", "--seconds", "0.5", "--json").json
+    assert (record["env"], record["train"]) == ([1, 2], 0.5)
+
+
+def test_doctor() -> None:
+    output = call("doctor", "--json")
+    assert output.code == 0
+    record = output.json
+    assert (record["env"], record["algo"]) == ("snake", "dqn")
+    assert record["hardware"]["device"] == "cpu"
+    assert all(choice["why"] for choice in record["settings"].values())
+    text = call("doctor").out
+    assert "Device: cpu" in text
+    assert all(choice["why"] in text for choice in record["settings"].values())
+
+
+def test_list() -> None:
+    record = call("list", "--json").json
+    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": ["device"]}
+    output = call("list")
+    assert output.code == 0
+    for name in games.names() + algos.names():
+        (line,) = (line for line in output.out.splitlines() if line.startswith(f"  {name} "))
+        assert len(line.split()) > 3  # with a sentence about it
+
+
+def test_version() -> None:
+    assert call("--version") == (0, f"redline {redline.__version__}\n", "")
+
+
+@pytest.mark.parametrize("word", ["", "--help", "-h", "help"])
+def test_overview(word: str) -> None:
+    output = call(word)
+    assert (output.code, output.err) == (0, "")
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} {command.argument}".rstrip() in output.out
+        assert command.summary in output.out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(name: str, flag: str) -> None:
+    output = call(name, flag)
+    assert (output.code, output.err) == (0, "")
+    assert output.out.startswith(f"usage: redline {name}")
+    command = cli.COMMANDS[name]
+    fields = {field.name: field for field in dataclasses.fields(command.options())}
+    if command.argument == "ENV":
+        assert "\n  --env " not in output.out
+        fields.pop("env")
+    for field in fields.keys() - {"env_options", "algo_options"}:
+        (line,) = (line for line in output.out.splitlines() if line.startswith(f"  --{field.replace('_', '-')} "))
+        default = fields[field].default
+        assert line.endswith("[auto]" if default is None else f"[{default}]")
+    assert "  --json " in output.out
+    if command.groups:
+        for option in ("--env.width ", "--env.start_length ", "--dqn.learning_rate ", "--dqn.hidden "):
+            assert option in output.out
+
+
+def test_help_explains_every_option_of_train() -> None:
+    for line in call("train", "--help").out.splitlines():
+        if line.startswith("  --") and "." not in line.split()[0]:
+            assert len(line.split()) > 2 or line.split()[0] in ("--algo", "--seed"), line
+
+
+# ---- what is wrong
+
+
+WRONG = {
+    # unknown names, with the nearest
+    "trian snake": "There is no command 'trian'; did you mean 'train'?",
+    "zzzz": "There is no command 'zzzz'. Commands: train",
+    "train snak": "There is no game 'snak'; did you mean 'snake'?",
+    "train zzzz": "There is no game 'zzzz'. Games: snake",
+    "train snake --algo dqm": "There is no algorithm 'dqm'; did you mean 'dqn'?",
+    "train snake --stpes 5": "redline train has no option --stpes; did you mean 'steps'?",
+    "train snake --num-env 5": "redline train has no option --num-env; did you mean 'num-envs'?",
+    "train snake --qqqq 5": "redline train has no option --qqqq.",
+    "train snake --env snake": "redline train has no option --env",
+    "train snake --env.widht 5": "There is no option env.widht; did you mean 'width'?",
+    "train snake --env.qqqq 5": "There is no option env.qqqq.",
+    "train snake --dqn.learning-rat 1": "There is no option dqn.learning_rat; did you mean 'learning_rate'?",
+    "train snake --envv.width 5": "There is no option group envv.*; with --algo dqn there are env.* and dqn.*.",
+    "train snake --ppo.gamma 0.9": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
+    "train snake --env-options 5": "redline train has no option --env-options",
+    "train snake --no-steps": "redline train has no option --no-steps",
+    "train snake --compile=perhaps": "compile is 'perhaps'; expected true or false.",
+    "train snake --no-compile=no": "--no-compile takes no value",
+    "train snake --json=perhaps": "json is 'perhaps'; expected true or false.",
+    "doctor --env snak": "There is no game 'snak'; did you mean 'snake'?",
+    "doctor --algo zzzz": "There is no algorithm 'zzzz'",
+    "doctor --env.width 5": "redline doctor has no option --env.width; did you mean 'env'?",
+    "bench envv": "There is no benchmark 'envv'; did you mean 'env'?",
+    "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train.",
+    "bench env --game 5": "redline bench has no option --game; did you mean 'games'?",
+    "bench env --env snak": "There is no game 'snak'; did you mean 'snake'?",
+    "list --game": "redline list has no option --game",
+    "eval RUN --episode 5": "redline eval has no option --episode; did you mean 'episodes'?",
+    # wrong types
+    "train snake --num-envs many": "num_envs is 'many'; expected a number, such as 3, 1.5k or 20M.",
+    "train snake --num-envs 1.5": "num_envs is '1.5'; expected a whole number.",
+    "train snake --steps nan": "steps is 'nan'; expected a number",
+    "train snake --minutes inf": "minutes is 'inf'; expected a number",
+    "train snake --env.width wide": "env.width is 'wide'; expected a number",
+    "train snake --dqn.net cn": "dqn.net is 'cn'; did you mean 'cnn'? Expected auto, mlp, cnn.",
+    "train snake --dqn.double maybe": "dqn.double is 'maybe'; expected true or false.",
+    "train snake --dqn.hidden 8,x": "dqn.hidden is 'x'; expected a number",
+    "eval RUN --episodes few": "episodes is 'few'; expected a number",
+    "watch RUN --terminal --fps fast": "fps is 'fast'; expected a number",
+    "bench env --games some": "games is 'some'; expected a number",
+    # missing words, words too many
+    "train": "redline train needs ENV; see redline train --help.",
+    "train --steps 5": "redline train needs ENV",
+    "train snake --steps": "--steps needs a value; see redline train --help.",
+    "train snake --steps --json": "--steps needs a value",
+    "train snake --env.width": "--env.width needs a value",
+    "train snake tetris": "redline train does not know what to do with 'tetris'",
+    "eval": "redline eval needs RUN",
+    "watch --terminal": "redline watch needs RUN",
+    "watch RUN": "redline watch needs --terminal (play here) or --gif FILE",
+    "doctor snake": "redline doctor does not know what to do with 'snake'",
+    # impossible values
+    "train snake --env.width 4 --env.height 4 --env.start-length 6": "env.start_length is 6; a snake on a 4x4 board",
+    "train snake --env.width 3": "env.width is 3; a Snake board has 4 to 32",
+    "train snake --num-envs 0": "num_envs is 0; expected at least 1.",
+    "train snake --num-envs -3": "num_envs is -3; expected at least 1.",
+    "train snake --steps 0": "steps is 0; expected a number above 0.",
+    "train snake --minutes -1": "minutes is -1.0; expected a number above 0.",
+    "train snake --batch-size 0": "dqn.batch_size is 0; expected at least 1.",
+    "train snake --seed -1": "seed is -1; expected at least 0.",
+    "train snake --dqn.gamma 2": "dqn.gamma is 2.0; expected a number from 0 to 1.",
+    "train snake --device cuda": "device is 'cuda', but torch",
+    "train snake --device cuda:7": "device is 'cuda:7', but torch",
+    "train snake --device gpu": "device is 'gpu'",
+    "train snake --precision fp8": "precision is 'fp8'; expected auto, fp32, tf32, bf16, fp16.",
+    "train snake --precision tf32": "precision tf32 needs a CUDA device",
+    "train snake --graph": "graph needs a CUDA device",
+    "eval RUN --episodes 0": "episodes is 0; expected at least 1.",
+    "eval RUN --device cuda": "device is 'cuda', but torch",
+    "eval nowhere": "There is no run folder nowhere; train one with redline train.",
+    "eval .": ". is not a run folder: there is no config.json in it.",
+    "watch nowhere --terminal": "There is no run folder nowhere",
+    "watch RUN --terminal --fps 0": "fps is 0; expected more than 0",
+    "watch RUN --terminal --games 0": "games is 0; expected at least 1.",
+    "watch RUN --gif a.gif --max-steps 0": "max_steps is 0; expected at least 1.",
+    "bench train --games 0": "games is (0,); expected one or more numbers of games",
+    "bench env --device cuda": "device is 'cuda', but torch",
+    "doctor --device cuda": "device is 'cuda', but torch",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_input(line: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr(session.Session, "iterate", never)
+    output = call("", *(run if word == "RUN" else word for word in line.split()))
+    assert output.code == 2
+    assert output.out == "" or line.startswith("bench")
+    (sentence,) = output.err.splitlines()
+    assert sentence.startswith(f"redline: {WRONG[line]}")
+    assert sentence[-1] in ".?"
+    assert list(tmp_path.iterdir()) == []  # found before anything was made
+
+
+def test_settings_that_do_not_fit_together() -> None:
+    output = call(f"train snake {TINY} --replay-capacity 10")
+    assert output.code == 2
+    *_, sentence = output.err.splitlines()
+    assert sentence.startswith("redline: replay_capacity is 10; 16 environments with 3-step returns need at least 80")
+
+
+def test_the_run_folder_of_another_environment(tmp_path: Path) -> None:
+    other = {"env": "chess", "algo": "dqn", "env_options": {}, "algo_options": {}}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    output = call(f"train snake {TINY} --steps 16 --json --run-dir", str(tmp_path))
+    assert (output.code, output.out) == (2, "")
+    *_, sentence = output.err.splitlines()
+    assert sentence == (
+        f"redline: {tmp_path} holds a run of chess with dqn, not of snake with dqn; name another folder with --run-dir."
+    )
+    assert json.loads((tmp_path / "config.json").read_text()) == other
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    output = call(f"train snake {TINY} --run-dir file/run")
+    assert (output.code, output.out) == (74, "")
+    assert output.err == (
+        "redline: The run folder file/run cannot be written: file is a file, not a folder; choose another with --run-dir.\n"
+    )
+
+
+def test_figures_that_cannot_be_written() -> None:
+    output = call("bench env --games 2 --seconds 0.01 --no-compile --device cpu --out missing/figures.json")
+    assert output.code == 74
+    assert "missing/figures.json could not be written" in output.err
+
+
+def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(games, "names", interrupt)
+    assert call("list") == (130, "", "")
+
+
+known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config.Settings)]
+word = st.one_of(
+    st.sampled_from(
+        [*known, "--json", "--no-compile", "--env.width", "--dqn.gamma", "--dqn.hidden", "--", "-1", "=", "auto"]
+    ),
+    st.sampled_from(["1", "0", "5k", "none", "snake", "cpu", "mlp", "1e9", "x" * 20, "--a.b.c", "--=", "--x=y=z"]),
+    st.text(max_size=6),
+    st.tuples(st.sampled_from(known), st.text(max_size=4)).map("=".join),
+)
+
+
+@given(st.lists(word, max_size=6))
+def test_any_words_are_a_plan_or_one_sentence(words: list[str]) -> None:
+    """Whatever is typed, deciding what to do ends in a plan or in a sentence; nothing is trained here."""
+    refused, plan = "", None
+    try:
+        _, options = cli.parse("train", cli.COMMANDS["train"], config.Settings, ["snake", *words])
+        options.pop("json", None)
+        plan = config.resolve(config.from_words("snake", options))
+    except UserError as error:
+        refused = str(error)
+    assert refused if plan is None else plan.num_envs >= 1
+
+
+# ---- as a program
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[dict[str, tuple[int, bytes, bytes]]]:
+    """A few commands as programs of their own, side by side: code, standard output, standard error."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    plain |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    reading, closed = os.pipe()
+    os.close(reading)
+    started = {
+        "list": (["list", "--json"], {}, subprocess.PIPE),
+        "closed": (["list"], {}, closed),
+        "ascii": (["--help"], {"PYTHONIOENCODING": "ascii"}, subprocess.PIPE),
+    }
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "redline", *words], env=plain | extra, stdout=out, stderr=subprocess.PIPE
+        )
+        for name, (words, extra, out) in started.items()
+    }
+    os.close(closed)
+    try:
+        finished = {}
+        for name, process in running.items():
+            out, err = process.communicate(timeout=120)
+            finished[name] = (process.returncode, out or b"", err)
+        yield finished
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def test_as_a_program(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
+    code, out, err = programs["list"]
+    assert (code, err) == (0, b"")
+    assert json.loads(out)["games"] == games.names()
+
+
+def test_a_reader_that_goes_away(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
+    """`redline list | head -1`: no traceback, neither at once nor at the exit of the interpreter."""
+    assert programs["closed"] == (0, b"", b"")
+
+
+def test_a_terminal_that_knows_ascii_only(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
+    code, out, err = programs["ascii"]
+    assert (code, err) == (0, b"")
+    assert b"usage: redline COMMAND ? [--json]" in out
