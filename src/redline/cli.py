@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from redline import __version__
-from redline.core.errors import UserError, nearest
+from redline.core.errors import StorageError, UserError, nearest
 from redline.run.options import parse_value
 
 # Torch and what needs it are imported by the commands, so that help and errors come at once.
@@ -234,7 +234,10 @@ def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
     result = agent.evaluate(wanted.episodes, wanted.seed, progress)
     if shown:
         print("\r", end="", file=sys.stderr)
-    write_json(agent.path / "eval.json", result)
+    try:
+        write_json(agent.path / "eval.json", result)
+    except StorageError as error:  # somebody else's run may be evaluated: the result is still worth showing
+        print(f"redline: {error}", file=sys.stderr)
     if as_json:
         _print_json(result)
         return 0
@@ -252,6 +255,7 @@ def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
 
 def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.run.agent import load_agent
+    from redline.run.evaluate import HELD_OUT
     from redline.run.options import build
     from redline.tools.watch import play_terminal, record_gif
 
@@ -259,18 +263,17 @@ def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
     if not wanted.terminal and not wanted.gif:
         raise UserError("redline watch needs --terminal (play here) or --gif FILE (write a picture that moves).")
     agent = load_agent(Path(argument), wanted.device)
+    seed = HELD_OUT + wanted.seed  # a game of those that evaluation plays, not one it was trained on
     if wanted.gif:
         results = [
-            record_gif(
-                agent.rules, agent.policy, wanted.seed, Path(wanted.gif), fps=wanted.fps, max_steps=wanted.max_steps
-            )
+            record_gif(agent.rules, agent.policy, seed, Path(wanted.gif), fps=wanted.fps, max_steps=wanted.max_steps)
         ]
         print(
             f"{wanted.gif}: {results[0].length} steps, score {results[0].score}, {results[0].outcome}", file=sys.stderr
         )
     if wanted.terminal:
         out = sys.stderr if as_json else sys.stdout
-        results = play_terminal(agent.rules, agent.policy, wanted.seed, fps=wanted.fps, games=wanted.games, out=out)
+        results = play_terminal(agent.rules, agent.policy, seed, fps=wanted.fps, games=wanted.games, out=out)
     if as_json:
         _print_json({"run": argument, "env": agent.config["env"], "games": [r._asdict() for r in results]})
     return 0

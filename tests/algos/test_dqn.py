@@ -637,3 +637,9 @@ def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
     for name in ("model.online.layers.0.weight", "rng.key", "replay.action", "replay.states.food", "envs.game.food"):
         assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
+
+
+def test_first_weights_depend_on_the_seed() -> None:
+    first, again, other = (learner_of(TINY, seed=seed).optimizer.flat for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -453,3 +453,23 @@ def test_without_the_memory_a_session_first_fills_it_again() -> None:
     theirs.iterate(2)
     assert theirs.updates == 23
     assert theirs.learner.memory.written == 6
+
+
+def test_learning_waits_until_a_whole_window_is_written() -> None:
+    """Two steps a window, and nothing asked for but to start at once: four rows are the first with a place to draw."""
+    algo = {"hidden": (16, 16), "learning_starts": 0}
+    session = Session(tiny(compile=False, algo_options=algo), pytest.fail)
+    session.iterate(3)
+    assert session.updates == 0
+    session.iterate(1)
+    assert (session.updates, session.learner.updated) == (1, 1)
+    assert session.learner.memory.written - session.learner.memory.n_step == 2, "two rows to draw from"
+
+
+def test_learning_waits_for_the_steps_asked_for() -> None:
+    session = Session(tiny(compile=False, algo_options={"hidden": (16, 16), "learning_starts": 73}), pytest.fail)
+    session.iterate(10)  # 80 steps are played; when the tenth began, 72 were
+    assert session.updates == 0
+    session.iterate(2)
+    assert session.updates == 2
+    assert (session.env_steps, session.samples_trained) == (96, 16)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from redline.core import random
-from redline.core.records import leaves, map_record
+from redline.core.records import from_leaves, leaves, map_record
 from redline.envs import batch, make_rules
 from redline.envs.batch import Lanes, Rules
 
@@ -24,6 +24,24 @@ def playing(rules: Rules) -> Any:
     return play
 
 
+def compile_step(slow: Any) -> Any:
+    """The step compiled, with flat outputs: torch 2.11 cannot return a NamedTuple made inside a compiled function."""
+
+    def flat(lanes: Lanes, action: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        after, step, obs = slow(lanes, action)
+        return leaves(after), leaves(step), obs
+
+    # No shape is left open: a batch of one and a batch of many are compiled each for itself.
+    compiled = torch.compile(flat, fullgraph=True, dynamic=False)
+
+    def fast(lanes: Lanes, action: Tensor) -> Any:
+        after, step, obs = compiled(lanes, action)
+        like = slow(lanes, action)[1]
+        return from_leaves(lanes, after), from_leaves(like, step), obs
+
+    return fast
+
+
 def assert_same(ours: Any, theirs: Any, when: str) -> None:
     (lanes, step, obs), (lanes_2, step_2, obs_2) = ours, theirs
     for record, record_2 in ((lanes, lanes_2), (step, step_2)):
@@ -36,8 +54,7 @@ def assert_same(ours: Any, theirs: Any, when: str) -> None:
 def compare(rules: Rules, num_envs: int, steps: int, device: str, compiled: bool) -> int:
     """Eager on the CPU beside the way under test; returns how many episodes were played to their end."""
     slow = playing(rules)
-    # No shape is left open: a batch of one and a batch of many are compiled each for itself.
-    fast = torch.compile(slow, fullgraph=True, dynamic=False) if compiled else slow
+    fast = compile_step(slow) if compiled else slow
     expected = batch.reset(rules, batch.lane_keys(21, torch.arange(num_envs)))
     lanes = batch.reset(rules, batch.lane_keys(21, torch.arange(num_envs, device=device)))
     for t in range(steps):

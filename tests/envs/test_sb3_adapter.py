@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.error import InvalidAction
-from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.evaluation import evaluate_policy
 
 from redline.core.errors import UserError
 from redline.envs import make
-from redline.envs.sb3 import SB3VecEnv
+
+sb3 = pytest.importorskip("stable_baselines3")
+
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+
+from redline.envs.sb3 import SB3VecEnv  # noqa: E402
+
+DQN, PPO = sb3.DQN, sb3.PPO
 
 
 def test_steps_are_the_envs(variant: Any) -> None:

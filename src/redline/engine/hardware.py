@@ -21,8 +21,8 @@ def pick_device(wanted: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
     kinds = ("auto", "cpu", "cuda", "mps")
-    kind, _, number = wanted.partition(":")
-    if kind not in kinds or (number and not (kind == "cuda" and number.isdigit())):
+    kind, colon, number = wanted.partition(":")
+    if kind not in kinds or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
         hint = nearest(wanted, kinds) or "."
         raise UserError(f"device is '{wanted}'{hint} Expected auto, cpu, cuda, cuda:N or mps.")
     if kind == "cuda":
@@ -56,6 +56,13 @@ def detect(device: torch.device) -> Hardware:
         )
     memory = psutil.virtual_memory().total / 2**30
     return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def find_compiler() -> str:

@@ -113,7 +113,9 @@ class Ring:
     def batch(self, row: Tensor, lane: Tensor) -> Batch:
         """The n-step windows that start at the given rows (ever counted) and lanes, each (B,) int64."""
         step = torch.arange(self.n_step, device=self.device)
-        window = ((row.unsqueeze(1) + step) % self.rows) * self.lanes + lane.unsqueeze(1)  # (B, n): places in the tables
+        window = ((row.unsqueeze(1) + step) % self.rows) * self.lanes + lane.unsqueeze(
+            1
+        )  # (B, n): places in the tables
         ended = self.ended[window]
         first_end = torch.where(ended != 0, step, self.n_step).amin(1)  # n where the episode goes on
         counted = step <= first_end.unsqueeze(1)

@@ -19,6 +19,7 @@ from redline.engine import fast, hardware
 from redline.envs import Rules, make_rules
 from redline.games import load as load_game
 from redline.run import options
+from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
 
@@ -136,6 +137,10 @@ def resolve(settings: Settings) -> Plan:
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
+    if settings.seed >= MAX_SEED:
+        raise UserError(
+            f"seed is {settings.seed}; expected 0 to {MAX_SEED - 1:,}: larger ones are kept for evaluation."
+        )
     for name in ("steps", "episodes", "minutes"):
         value = getattr(settings, name)
         if value is not None and value <= 0:

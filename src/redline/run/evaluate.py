@@ -18,6 +18,7 @@ from redline.envs import batch
 from redline.envs.batch import Rules
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
+MAX_SEED = 2**46  # training seeds end here
 _MAX_SLOTS = 4096
 _LOOK_EVERY = 32  # steps between looks at whether all are done: the only host synchronisation
 
@@ -59,6 +60,8 @@ def evaluate(
     """Play `episodes` games with `policy`: observations (N, …) -> actions (N,)."""
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; expected at least 1.")
+    if not 0 <= seed < MAX_SEED:
+        raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from redline.collect.device import Collector
-from redline.engine import fast
+from redline.core.errors import UserError
+from redline.core.records import leaves
+from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.replay.ring import Ring
 from redline.run.checkpoint import copy_into
@@ -21,6 +24,7 @@ class Session:
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan = plan
         config = plan.algo_config
+        _check_memory(plan)
         compiler = fast.Compiler(plan.compile, notify)
         runtime = fast.runtime(plan.device, plan.precision, compiler)
         keys = batch.lane_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
@@ -98,3 +102,23 @@ class Session:
                 copy_into(tensors, groups[group], what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         self.remembered = counters["remembered"] if "replay" in groups else 0
+
+
+def _check_memory(plan: Plan) -> None:
+    """Refuse what cannot fit before anything is allocated, with the bytes it would need."""
+    one = batch.reset(plan.rules, batch.lane_keys(0, torch.arange(1)))
+    game = sum(x.numel() * x.element_size() for x in leaves(one).values())
+    spec, config = plan.rules.game.spec(plan.rules.config), plan.algo_config
+    inputs = 4 * math.prod(spec.obs_shape)
+    needs = {
+        "num_envs": plan.num_envs * (3 * game + inputs),  # the games, their successors, what the network sees
+        "batch_size": config.batch_size * 4 * inputs,
+        "replay_capacity": config.replay_capacity * game,
+    }
+    total, free = sum(needs.values()), hardware.free_bytes(plan.device)
+    if total > free:
+        name = max(needs, key=lambda key: needs[key])
+        raise UserError(
+            f"These settings need about {total / 1e9:,.1f} GB on {plan.device}, where {free / 1e9:,.1f} GB are free; "
+            f"most of it is for {name}: take a smaller one."
+        )

@@ -37,18 +37,19 @@ class Run:
 def train(settings: Settings) -> Run:
     """Train as `settings` ask, continuing the run folder's newest checkpoint unless told otherwise."""
     plan = resolve(settings)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
     progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan))
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
+            torch.use_deterministic_algorithms(settings.deterministic or deterministic)
             return _train(plan, lock, progress)
     finally:
+        torch.use_deterministic_algorithms(deterministic)
         progress.close()
 
 
 def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
-    if plan.settings.deterministic:
-        torch.use_deterministic_algorithms(True)
     for line in _opening(plan):
         progress.say(line)
     checkpoints = Checkpoints(
@@ -177,8 +178,8 @@ def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -
     wanted = plan.settings.resume
     if wanted == "never":
         aside = checkpoints.set_aside()
-        if aside:
-            progress.say(f"Starting anew; the earlier checkpoints were moved to {aside}.")
+        if aside and (plan.run_dir / "metrics.jsonl").exists():
+            (plan.run_dir / "metrics.jsonl").rename(aside / "metrics.jsonl")
         return None
     if (plan.run_dir / "config.json").exists():
         _check_same_run(plan, read_config(plan.run_dir), progress)
@@ -265,6 +266,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.caught = ""
+        self.count = 0
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -275,9 +277,10 @@ class _Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.caught:  # asked twice: the user will not wait
+        self.count += 1
+        if self.count > 2:  # a second signal does not disturb the checkpoint; a third says that nobody will wait
             raise KeyboardInterrupt
-        self.caught = signal.Signals(number).name
+        self.caught = self.caught or signal.Signals(number).name
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
