@@ -48,6 +48,8 @@ def test_device_that_is_there(wanted: str, gpus: int, expected: str, monkeypatch
         ("", 1, r"device is ''\. Expected auto"),
         ("cuda:x", 1, r"device is 'cuda:x'; did you mean 'cuda'\? Expected"),
         ("cuda:-1", 1, r"device is 'cuda:-1'; did you mean 'cuda'\? Expected"),
+        ("cuda:", 1, r"device is 'cuda:'; did you mean 'cuda'\? Expected"),
+        ("cuda:²", 1, r"device is 'cuda:²'; did you mean 'cuda'\? Expected"),
         ("cpu:1", 1, r"device is 'cpu:1'; did you mean 'cpu'\? Expected"),
     ],
 )
@@ -101,3 +103,10 @@ def test_compiler(cxx: str, there: tuple[str, ...], expected: str, monkeypatch: 
     monkeypatch.setenv("CXX", cxx)
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
     assert hardware.find_compiler() == expected
+
+
+def test_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = psutil.virtual_memory().total
+    assert 0 < hardware.free_bytes(torch.device("cpu")) <= total
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {1: (7, 99)}[device.index])
+    assert hardware.free_bytes(torch.device("cuda", 1)) == 7

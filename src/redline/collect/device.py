@@ -44,9 +44,11 @@ class Tally(NamedTuple):
         self.truncations.add_(step.truncated)
 
     def read(self) -> dict[str, float]:
-        """Means over the episodes counted; the accumulators start again. The one host synchronisation of a log."""
-        totals = torch.stack([x.max() if x is self.score_max else x.sum() for x in self]).tolist()
-        values = dict(zip(self._fields, totals, strict=True))
+        """Means over the episodes counted; the accumulators start again. Waits for the device."""
+        whole = {k: x for k, x in self._asdict().items() if not x.is_floating_point()}  # float32 would round large counts
+        sums = [x.max().to(torch.int64) if k == "score_max" else x.sum(dtype=torch.int64) for k, x in whole.items()]
+        values: dict[str, float] = dict(zip(whole, torch.stack(sums).tolist(), strict=True))
+        values["reward"] = float(self.reward.sum())
         for x in self:
             x.zero_()
         count = max(values["episodes"], 1.0)
