@@ -175,7 +175,7 @@ def _pick_compile(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
     if machine.kind == "mps":
         return False, "torch.compile does not pay on this device"
     if machine.kind == "cpu" and not machine.compiler:
-        return False, "no C++ compiler (g++ or clang++) was found; install one to train several times faster"
+        return False, "no C++ compiler (g++ or clang++) was found; install one to train faster"
     return True, "fuses each stage into a few kernels"
 
 

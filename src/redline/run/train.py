@@ -86,6 +86,8 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
 
     with _Signals() as signals:
         stopped_by = _reached(plan, session, episodes, time.monotonic() - started)
+        if stopped_by:
+            progress.say(f"This run has reached its limit of {stopped_by} already; give a higher one to go on.")
         while not stopped_by:
             # Play and learn: nothing here waits for the device.
             count = _iterations_allowed(plan, session, chunk)

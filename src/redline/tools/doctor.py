@@ -38,7 +38,7 @@ def report(found: dict[str, Any]) -> str:
     lines = [
         f"Python {found['python']}, torch {found['torch']}" + (f", CUDA {found['cuda']}" if found["cuda"] else ""),
         f"Device: {machine['device']}, {machine['name']}, {machine['memory_gb']:.0f} GB; {machine['cores']} CPU cores",
-        f"C++ compiler: {machine['compiler'] or 'none found; training on a CPU runs uncompiled, several times slower'}",
+        f"C++ compiler: {machine['compiler'] or 'none found; training on a CPU runs uncompiled and slower'}",
         f"Settings for {found['env']} with {found['algo']}:",
     ]
     for name, choice in found["settings"].items():
