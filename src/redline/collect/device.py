@@ -45,7 +45,9 @@ class Tally(NamedTuple):
 
     def read(self) -> dict[str, float]:
         """Means over the episodes counted; the accumulators start again. Waits for the device."""
-        whole = {k: x for k, x in self._asdict().items() if not x.is_floating_point()}  # float32 would round large counts
+        whole = {
+            k: x for k, x in self._asdict().items() if not x.is_floating_point()
+        }  # float32 would round large counts
         sums = [x.max().to(torch.int64) if k == "score_max" else x.sum(dtype=torch.int64) for k, x in whole.items()]
         values: dict[str, float] = dict(zip(whole, torch.stack(sums).tolist(), strict=True))
         values["reward"] = float(self.reward.sum())
