@@ -107,6 +107,21 @@ def test_train_json(trained: tuple[Path, Output]) -> None:
     assert "Training snake with dqn" in output.err  # progress goes to standard error
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--dqn.dueling snake", {"dqn.dueling": True}),
+        ("snake --dqn.dueling --steps 20M", {"dqn.dueling": True, "steps": "20M"}),
+        ("snake --no-dqn.double", {"dqn.double": False}),
+        ("snake --dqn.double false --seed 1", {"dqn.double": "false", "seed": "1"}),
+        ("snake --dqn.double=no", {"dqn.double": "no"}),
+    ],
+)
+def test_flags_of_an_algorithm(words: str, expected: dict[str, Any]) -> None:
+    command = cli.COMMANDS["train"]
+    assert cli.parse("train", command, command.options(), words.split()) == ("snake", expected)
+
+
 def test_train_for_people(tmp_path: Path) -> None:
     line = f"train snake {TINY} --run-dir here --steps"
     output = call(line, "96")
@@ -117,8 +132,10 @@ def test_train_for_people(tmp_path: Path) -> None:
     assert "Run folder: here\n" in output.out
     assert "redline eval here\n" in output.out
     assert "redline watch here --terminal\n" in output.out
-    assert output.out.endswith("redline train snake --run-dir here --steps 192\n")
-    again = call(line, "192")  # the same command continues
+    told = output.out.splitlines()[-1]
+    assert told.strip().startswith("continue:")
+    assert told.endswith("--run-dir here --steps 192")
+    again = call(told.split("redline ", 1)[1])  # the command it tells of continues, whatever options the run was given
     assert "Continuing here from ckpt-000000000096 (96 steps)." in again.err
     assert "192 steps" in again.out
     assert os.listdir(tmp_path) == ["here"]

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -126,8 +127,11 @@ def parse(name: str, command: Command, kind: type, words: list[str]) -> tuple[st
     """The positional argument and the options by name (words not yet parsed by type, flags as True or False)."""
     hints = typing.get_type_hints(kind)
     flags = {field for field, hint in hints.items() if hint is bool or bool in typing.get_args(hint)}
+    if command.groups:
+        flags |= {key for key, kind in _group_fields() if kind is bool}
     known = {*hints, "json"} - {"env_options", "algo_options"}
-    argument, found = "", {}
+    argument = ""
+    found: dict[str, Any] = {}
     queue = list(words)
     while queue:
         word = queue.pop(0)
@@ -138,11 +142,14 @@ def parse(name: str, command: Command, kind: type, words: list[str]) -> tuple[st
             continue
         key, equals, value = word[2:].partition("=")
         plain = key.replace("-", "_")
-        if "." in key and command.groups:
-            pass
-        elif plain in flags or plain == "json":
-            found[plain] = value if equals else True
+        if plain in flags or plain == "json":
+            if "." in plain and argument and queue and not queue[0].startswith("--"):
+                found[plain] = queue.pop(0)  # --dqn.double false
+            else:
+                found[plain] = value if equals else True
             continue
+        if "." in key and command.groups and not plain.startswith("no_"):
+            pass
         elif plain.startswith("no_") and plain[3:] in flags:
             if equals:
                 raise UserError(f"--{key} takes no value; see redline {name} --help.")
@@ -172,18 +179,19 @@ def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
     if as_json:
         _print_json(result)
     else:
-        print(_closing_words(result))
+        print(_closing_words(result, options))
     return EXIT_CODES.get(result["stopped_by"], 0)
 
 
-def _closing_words(result: dict[str, Any]) -> str:
+def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
+    """What came of a training run, and the commands to go on with it."""
     from redline.run.progress import duration, quantity
 
     run_dir, env = result["run"], result["env"]
     prefix = "" if sys.prefix == sys.base_prefix or _on_path("redline") else f"{_relative(Path(sys.prefix) / 'bin')}/"
-    where = "" if run_dir == f"runs/{env}-{result['algo']}" else f" --run-dir {run_dir}"
     minutes = result["settings"]["minutes"]
-    longer = f"--minutes {2 * minutes:g}" if minutes else f"--steps {2 * result['env_steps']}"
+    again = {k: v for k, v in options.items() if k not in ("steps", "episodes", "minutes", "resume")}
+    again |= {"minutes": f"{2 * minutes:g}"} if minutes else {"steps": str(2 * result["env_steps"])}
     lines = [
         f"{quantity(result['env_steps'])} steps in {duration(result['seconds'])} "
         f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
@@ -200,9 +208,21 @@ def _closing_words(result: dict[str, Any]) -> str:
             f"Run folder: {run_dir}",
             f"  evaluate:  {prefix}redline eval {run_dir}",
             f"  watch:     {prefix}redline watch {run_dir} --terminal",
-            f"  continue:  {prefix}redline train {env}{where} {longer}",
+            f"  continue:  {prefix}redline train {env} {shlex.join(_spell(again))}",
         ]
     )
+
+
+def _spell(options: dict[str, Any]) -> list[str]:
+    """Options as the words that give them."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def _on_path(program: str) -> bool:
@@ -379,6 +399,16 @@ def _help(name: str, command: Command, kind: type) -> str:
         lines += ["", "option groups:"]
         lines += [f"  --{group}.{text}" for group, text in _group_options()]
     return "\n".join(lines)
+
+
+def _group_fields() -> list[tuple[str, Any]]:
+    """Every option of a game or an algorithm, as env.NAME or ALGO.NAME, with its type."""
+    from redline import algos, games
+
+    found = []
+    for group, module in [("env", games.load(g)) for g in games.names()] + [(a, algos.load(a)) for a in algos.names()]:
+        found += [(f"{group}.{name}", hint) for name, hint in typing.get_type_hints(module.Config).items()]
+    return found
 
 
 def _group_options() -> list[tuple[str, str]]:

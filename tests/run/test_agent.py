@@ -30,7 +30,7 @@ SETTINGS = Settings(
     eval_episodes=20,
     time_limit=30,
     env_options={"width": 5, "height": 4},
-    algo_options={"hidden": (16, 16), "learning_starts": 64, "dueling": True, "learning_rate": 1e-2},
+    algo_options={"hidden": (16, 16), "learning_starts": 64, "dueling": True, "learning_rate": 1e-4},
 )
 
 

@@ -2,7 +2,8 @@
 
 Follows van Hasselt et al. 2016 with n-step returns, a Huber loss and gradient clipping. Left out: frame stacking (games are
 Markov), reward clipping (rewards are set in the game's options), annealed random exploration for every environment alike
-(each environment keeps its own epsilon, as in Ape-X, so that careful and bold play are both in the memory).
+(each environment keeps its own epsilon, as in Ape-X, so that careful and bold play are both in the memory). Dueling splits
+the output only: value and advantages share all hidden layers.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Learner:
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
-        self.key = random.fold(random.seed_key(seed, device), torch.tensor(0x5EED, device=device))
+        self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log

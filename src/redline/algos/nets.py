@@ -13,7 +13,7 @@ from redline.core.records import Spec
 
 
 class Scale(nn.Module):
-    """Observations of any dtype to floats of about [0, 1], channel by channel, in the precision the network runs in."""
+    """Observations of any dtype to floats of about 1, channel by channel, in the precision the network runs in."""
 
     scale: Tensor
 

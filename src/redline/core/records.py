@@ -23,7 +23,7 @@ class Spec:
 
     obs_shape: tuple[int, ...]  # of one observation, channels first for boards: (planes, height, width)
     obs_dtype: torch.dtype
-    obs_scale: tuple[float, ...]  # per channel: multiplied in, it brings the observation to about [0, 1]
+    obs_scale: tuple[float, ...]  # per channel: multiplied in, it brings what is usually seen to about 1
     obs_high: int  # largest value an observation holds; the smallest is 0
     num_actions: int
     score_name: str  # what the score counts, in the player's words

@@ -16,7 +16,7 @@ from redline.core.errors import UserError
 from redline.engine import hardware
 from redline.envs import Rules, make_rules
 from redline.run.checkpoint import Checkpoints
-from redline.run.evaluate import evaluate
+from redline.run.evaluate import evaluate, greedy
 from redline.run.folder import read_config
 from redline.run.options import build
 
@@ -32,11 +32,9 @@ class Agent:
     device: torch.device
     env_steps: int
 
-    @torch.no_grad()
     def policy(self, obs: Tensor) -> Tensor:
         """Greedy actions (N,) int64."""
-        values: Tensor = self.net(obs.to(self.device))  # who watches plays on the CPU
-        return values.argmax(1)
+        return greedy(self.net, self.device)(obs)
 
     def evaluate(
         self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda _: None

@@ -78,7 +78,7 @@ class Plan:
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
-        decided |= {k: getattr(self.algo_config, k) for k in ("batch_size", "n_step", "replay_capacity")}
+        decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         return (
             settings
             | decided

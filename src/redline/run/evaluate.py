@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.core.errors import UserError
 from redline.envs import batch
@@ -48,6 +48,17 @@ class Evaluation:
         }
 
 
+def greedy(net: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The policy that takes the action of the highest value: observations (N, …) of any device -> actions (N,) int64."""
+
+    @torch.no_grad()
+    def policy(obs: Tensor) -> Tensor:
+        values: Tensor = net(obs.to(device))
+        return values.argmax(1)
+
+    return policy
+
+
 @torch.no_grad()
 def evaluate(
     rules: Rules,
@@ -66,9 +77,8 @@ def evaluate(
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)
     first = torch.cumsum(quota, 0) - quota  # where a slot's results begin
-    results = torch.zeros(
-        3, episodes + 1, dtype=torch.float64, device=device
-    )  # the last column takes what is not counted
+    # The last column takes what is not counted. int64: not every device has float64.
+    results = torch.zeros(3, episodes + 1, dtype=torch.int64, device=device)
     lanes = batch.reset(rules, batch.lane_keys(HELD_OUT + seed, slot))
     steps = 0
     while True:
@@ -77,9 +87,9 @@ def evaluate(
         lanes, step = batch.step(rules, lanes, action)
         counts = (step.terminated | step.truncated) & (played < quota)
         place = torch.where(counts, first + played, episodes)
-        results[0, place] = step.episode.score.to(torch.float64)
-        results[1, place] = step.episode.length.to(torch.float64)
-        results[2, place] = step.won.to(torch.float64)
+        results[0, place] = step.episode.score.to(torch.int64)
+        results[1, place] = step.episode.length.to(torch.int64)
+        results[2, place] = step.won.to(torch.int64)
         steps += 1
         if steps % _LOOK_EVERY == 0:
             busy = lanes.played < quota
@@ -89,7 +99,7 @@ def evaluate(
                 break
             if int(busy.sum()) <= len(busy) // 2:  # half the slots have nothing to do: go on with the others
                 lanes, quota, first = _keep(lanes, busy), quota[busy], first[busy]
-    scores, lengths, wins = results[:, :episodes].cpu()
+    scores, lengths, wins = results[:, :episodes].cpu().to(torch.float64)
     return Evaluation(scores, lengths, wins > 0)
 
 

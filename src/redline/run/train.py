@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,11 +15,12 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings, resolve
-from redline.run.evaluate import evaluate
+from redline.run.evaluate import evaluate, greedy
 from redline.run.folder import Metrics, read_config, write_json
 from redline.run.progress import Progress, device_use, quantity
 from redline.run.session import Session
@@ -42,8 +45,15 @@ def train(settings: Settings) -> Run:
     progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan))
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
-            torch.use_deterministic_algorithms(settings.deterministic or deterministic)
+            if settings.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+                torch.use_deterministic_algorithms(True)
             return _train(plan, lock, progress)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{plan.device} ran out of memory; take fewer games (--num-envs, now {plan.num_envs:,}), a smaller batch "
+            f"(--batch-size, now {plan.algo_config.batch_size:,}) or less --replay-capacity."
+        ) from error
     finally:
         torch.use_deterministic_algorithms(deterministic)
         progress.close()
@@ -150,11 +160,18 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     }
     if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
         progress.say(f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds.")
-        outcome = evaluate(plan.rules, session.learner.policy, plan.settings.eval_episodes, plan.device).summary()
+        outcome = evaluate(plan.rules, _agent(plan, session), plan.settings.eval_episodes, plan.device).summary()
         result |= {name: value for name, value in outcome.items() if name != "episodes"}
         result["eval_episodes"] = outcome["episodes"]
     write_json(plan.run_dir / "result.json", result)
     return Run(plan.run_dir, result)
+
+
+def _agent(plan: Plan, session: Session) -> Callable[[Tensor], Tensor]:
+    """The greedy policy as `redline eval` will load it: in float32, whatever training ran in."""
+    spec = plan.rules.game.spec(plan.rules.config)
+    model = session.tensors(replay=False)["model"]
+    return greedy(plan.algo.policy_net(spec, plan.algo_config, model).to(plan.device), plan.device)
 
 
 def _score_name(plan: Plan) -> str:
@@ -180,8 +197,9 @@ def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -
     wanted = plan.settings.resume
     if wanted == "never":
         aside = checkpoints.set_aside()
-        if aside and (plan.run_dir / "metrics.jsonl").exists():
-            (plan.run_dir / "metrics.jsonl").rename(aside / "metrics.jsonl")
+        for name in ("config.json", "metrics.jsonl", "result.json", "eval.json"):
+            if aside and (plan.run_dir / name).exists():
+                (plan.run_dir / name).rename(aside / name)
         return None
     if (plan.run_dir / "config.json").exists():
         _check_same_run(plan, read_config(plan.run_dir), progress)

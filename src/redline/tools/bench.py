@@ -110,10 +110,14 @@ def bench_env(
     place = hardware.pick_device(device)
     rules = make_rules(env)
 
-    def measure(count: int, compiles: bool, graphs: bool) -> float:
+    def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
         compiler = fast.Compiler(compiles, _complain)
-        return count * rate(EnvLoop(rules, count, place, compiler, graphs).call, seconds, place)
+        loop = EnvLoop(rules, count, place, compiler, graphs)
+        per_second = rate(loop.call, seconds, place)
+        if compiler.enabled != compiles or loop.call.enabled != graphs:
+            return None  # it fell back: this would be another way's figure
+        return count * per_second
 
     plain = plain_python(env, seconds)
     print(f"{env}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
@@ -135,7 +139,7 @@ def bench_train(
     place = hardware.pick_device(device)
     algo_options = {"n_step": 1, "net": "mlp", "hidden": (256, 256)} | (algo_options or {})
 
-    def measure(count: int, compiles: bool, graphs: bool) -> float:
+    def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
         settings = Settings(
             env=env,
@@ -149,9 +153,14 @@ def bench_train(
             env_options=dataclasses.asdict(make_rules(env).config),  # the game as it comes, not as it is best trained
             algo_options={**algo_options, "learning_starts": 0},
         )
-        session = Session(resolve(settings), _complain)
+        fallen_back: list[str] = []
+        session = Session(resolve(settings), fallen_back.append)
         # Twice the warm-up: the first steps fill the memory before learning starts.
-        return count * rate(lambda: session.iterate(1), seconds, place, warm_up=2 * _WARM_UP)
+        per_second = rate(lambda: session.iterate(1), seconds, place, warm_up=2 * _WARM_UP)
+        if fallen_back:
+            _complain(fallen_back[0])
+            return None  # this would be another way's figure
+        return count * per_second
 
     print(f"{env}: env-steps/s with dqn, one gradient sample a step, {algo_options} ({place})", file=out)
     return {"algo_options": algo_options, "rows": _table(games, _ways(place, compile), measure, out)}
@@ -191,7 +200,7 @@ def _ways(device: torch.device, compile: bool | None) -> dict[str, tuple[bool, b
 def _table(
     games: tuple[int, ...],
     ways: dict[str, tuple[bool, bool]],
-    measure: Callable[[int, bool, bool], float],
+    measure: Callable[[int, bool, bool], float | None],
     out: TextIO,
 ) -> list[dict[str, Any]]:
     if not games or min(games) < 1:
@@ -203,7 +212,7 @@ def _table(
         print(f"  {count:>10,}", end="", file=out, flush=True)
         for way, (compiles, graphs) in ways.items():
             row[way] = measure(count, compiles, graphs)
-            print(f"{quantity(row[way]):>12}", end="", file=out, flush=True)
+            print(f"{quantity(row[way]) if row[way] else '-':>12}", end="", file=out, flush=True)
         print(file=out, flush=True)
         rows.append(row)
     return rows
