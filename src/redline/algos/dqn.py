@@ -77,7 +77,10 @@ def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
         }
     return {
         "num_envs": (2_048, "enough games to hide the cost of a call, few enough to stay in the cache of a few cores"),
-        "batch_size": (512, "a quarter of what is played: on a CPU a sample learned costs as much as four moves played"),
+        "batch_size": (
+            512,
+            "a quarter of what is played: on a CPU a sample learned costs as much as four moves played",
+        ),
         "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
         "replay_capacity": (500_000, "about 120 bytes a transition, 60 MB in a checkpoint"),
     }
