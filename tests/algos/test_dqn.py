@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline import algos
-from redline.algos import dqn
+from redline.algos import dqn, nets
 from redline.algos.dqn import Config, Learner
 from redline.collect.device import Collector
 from redline.core import random
@@ -70,10 +70,36 @@ class Memory:
         return {}
 
 
+class Seen(NamedTuple):
+    """The State of a game that is never played."""
+
+    view: Tensor  # (N, 3) float32
+
+
 def learner_of(config: Config, memory: Any = None, num_envs: int = 6, accumulate: int = 1, **options: Any) -> Learner:
-    spec = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
+    spec = options.get("spec", Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points"))
     seed, amp = options.get("seed", 0), options.get("amp")
-    return Learner(spec, config, memory or Memory(), num_envs, seed, Runtime(CPU, amp), accumulate)
+    game = SimpleNamespace(State=Seen, HIDDEN=(), spec=lambda _: spec, observe=lambda _, state: state.view)
+    config = dataclasses.replace(config, replay_capacity=max(config.replay_capacity, 3 * num_envs))
+    runtime, state = Runtime(CPU, amp), Seen(torch.zeros(num_envs, 3))
+    learner = Learner(Rules(game, None, 0), config, state, num_envs, seed, runtime, accumulate)  # type: ignore[arg-type]
+    learner.memory = memory or Memory()
+    return learner
+
+
+class Table:
+    """A network that gives these values for a batch, whatever is in it."""
+
+    def __init__(self, values: list[list[float]]) -> None:
+        self.values = torch.tensor(values)
+
+    def __call__(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        del obs
+        return nets.masked(self.values, legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        del obs
+        return nets.gather(self.values, action)
 
 
 def obs_of(count: int) -> Tensor:
@@ -93,11 +119,29 @@ def obs_of(count: int) -> Tensor:
     ],
 )
 def test_td_targets_by_hand(double: bool, expected: list[float]) -> None:
-    next_online = torch.tensor([[1.0, 5.0, 2.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
-    next_target = torch.tensor([[10.0, 20.0, 30.0], [7.0, 8.0, 9.0], [5.0, 4.0, 3.0]])
+    online = Table([[1.0, 5.0, 2.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+    target = Table([[10.0, 20.0, 30.0], [7.0, 8.0, 9.0], [5.0, 4.0, 3.0]])
     sample = batch_of(action=[0, 0, 0], reward=[1.0, -1.0, 2.0], discount=[0.5, 0.25, 0.0])
-    targets = dqn.td_targets(Config(double=double), sample, next_online, next_target)
-    assert targets.tolist() == expected
+    assert dqn.td_targets(Config(double=double), sample, online, target).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("double", "expected"),
+    [
+        # Double: without action 1 the online network chooses 2, without 0 it chooses 1; the third has nothing left.
+        (True, [1 + 0.5 * 30, -1 + 0.25 * 8, 2.0]),
+        # Else: the target network's best of what is left.
+        (False, [1 + 0.5 * 35, -1 + 0.25 * 8, 2.0]),
+    ],
+)
+def test_td_targets_take_legal_actions_only(double: bool, expected: list[float]) -> None:
+    online = Table([[1.0, 5.0, 2.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
+    target = Table([[35.0, 40.0, 30.0], [9.5, 8.0, 9.0], [5.0, 4.0, 3.0]])
+    sample = batch_of(action=[0, 0, 0], reward=[1.0, -1.0, 2.0], discount=[0.5, 0.25, 0.0])
+    legal = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
+    sample = sample._replace(next_legal=legal)
+    targets = dqn.td_targets(Config(double=double), sample, online, target)
+    assert targets.tolist() == expected  # and the state without a legal action, a terminal one, gave no NaN
 
 
 @pytest.mark.parametrize(("double", "best"), [(True, 20.0), (False, 40.0)])
@@ -145,7 +189,7 @@ def test_accumulated_batches_equal_one_of_their_mean() -> None:
     ]
     memory = Memory(*parts)
     learner = learner_of(TINY, memory, accumulate=3)
-    whole = Batch(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+    whole = Batch(*(torch.cat(fields) for fields in zip(*(part[:6] for part in parts), strict=True)))
     values = learner.online(whole.obs).gather(1, whole.action[:, None]).squeeze(1)
     best = learner.target(whole.next_obs).gather(1, learner.online(whole.next_obs).argmax(1, keepdim=True)).squeeze(1)
     loss = F.huber_loss(values, (whole.reward + whole.discount * best).detach(), delta=1.0)
@@ -279,6 +323,43 @@ def test_acting_sees_new_weights_at_once() -> None:
     assert (learner.act(obs) == 0).all()
 
 
+# ---- Masks
+
+
+def masks_of(count: int) -> Tensor:
+    """Every non-empty set of three actions in turn."""
+    return torch.stack([((torch.arange(count) % 7 + 1) >> a) & 1 for a in range(3)], 1).bool()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+def test_only_legal_actions_are_taken(epsilon: float, looks_uniform: Callable[[Tensor], bool]) -> None:
+    learner, legal = acting(epsilon, 700), masks_of(700)
+    calls = torch.stack([learner.act(torch.zeros(700, 3), legal) for _ in range(40)])
+    assert legal.expand(40, -1, -1).gather(2, calls.unsqueeze(2)).all()
+    if epsilon == 0.0:  # the best is 2, then 1, then 0
+        assert torch.equal(calls[0], torch.where(legal[:, 2], 2, torch.where(legal[:, 1], 1, 0)))
+        assert torch.equal(calls[0], learner.policy(torch.zeros(700, 3), legal))
+    if epsilon == 1.0:
+        everything = calls[:, legal.all(1)]
+        assert looks_uniform(torch.bincount(everything.flatten(), minlength=3))
+        two = calls[:, (legal == torch.tensor([True, False, True])).all(1)]
+        assert looks_uniform(torch.bincount(two.flatten(), minlength=3)[[0, 2]])
+
+
+def test_a_state_without_legal_actions_gives_an_action_all_the_same() -> None:
+    for epsilon in (0.0, 1.0):
+        found = acting(epsilon, 50).act(torch.zeros(50, 3), torch.zeros(50, 3, dtype=torch.bool))
+        assert ((found >= 0) & (found < 3)).all()
+
+
+def test_the_policy_of_a_checkpoint_scores_illegal_actions_lowest() -> None:
+    learner, legal = learner_of(TINY), masks_of(14)
+    net = dqn.policy_net(learner.spec, TINY, learner.state_dict()["model"])
+    plain, scores = net(obs_of(14)), net(obs_of(14), legal)
+    assert torch.equal(scores[legal], plain[legal])
+    assert (scores[~legal] == -1e9).all()
+
+
 # ---- The target network
 
 
@@ -388,7 +469,6 @@ def test_state_dict_holds_everything_that_changes() -> None:
         ("huber", 0.0),
         ("huber", -1.0),
         ("max_grad_norm", 0.0),
-        ("hidden", ()),
         ("hidden", (64, 0)),
     ],
 )
@@ -477,8 +557,8 @@ def train(rules: Rules, updates: int = 150, **options: Any) -> Learner:
         | options
     )
     lanes = batch.reset(rules, lane_keys(3, torch.arange(16)))
-    memory = Ring(rules, lanes.game, config.replay_capacity, config.n_step, config.gamma, finals=40)
-    learner = Learner(rules.game.spec(None), config, memory, 16, seed=1, runtime=Runtime(CPU))
+    learner = Learner(rules, config, lanes.game, 16, seed=1, runtime=Runtime(CPU))
+    learner.memory = Ring(rules, lanes.game, config.replay_capacity, config.n_step, config.gamma, finals=40)
     collector = Collector(rules, learner, lanes)
     for _ in range(40):
         collector.step()
@@ -591,8 +671,9 @@ def test_probe_learned_by_its_own_play() -> None:
     """The whole loop: act, step, remember, learn, with exploration going down; then greedy play is right every time."""
     rules = probe(choose_then_earn)
     lanes = batch.reset(rules, lane_keys(3, torch.arange(8)))
-    config = Config(batch_size=32, hidden=(16,), learning_rate=1e-2, gamma=0.5, n_step=1, epsilon_steps=800, tau=0.1)
-    learner = Learner(rules.game.spec(None), config, Ring(rules, lanes.game, 800, 1, 0.5), 8, 1, Runtime(CPU))
+    options = {"learning_rate": 1e-2, "gamma": 0.5, "n_step": 1, "epsilon_steps": 800, "tau": 0.1}
+    config = Config(batch_size=32, hidden=(16,), replay_capacity=800, **options)
+    learner = Learner(rules, config, lanes.game, 8, 1, Runtime(CPU))
     collector = Collector(rules, learner, lanes)
     for iteration in range(200):
         collector.step()

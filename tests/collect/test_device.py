@@ -27,7 +27,8 @@ class Player:
         self.shown: list[Tensor] = []
         self.given: list[Rollout] = []
 
-    def act(self, obs: Tensor) -> Tensor:
+    def act(self, obs: Tensor, legal: Tensor | None) -> Tensor:
+        assert legal is None, "a game that forbids nothing has no mask"
         self.shown.append(obs.clone())
         return random.below(random.bits(random.seed_key(len(self.shown)), torch.arange(len(obs))), self.num_actions)
 
@@ -148,7 +149,7 @@ def test_a_step_is_act_step_ingest(rules: Rules) -> None:
     for t in range(40):
         collector.step()
         obs = rules.game.observe(rules.config, lanes.game)
-        action = again.act(obs)
+        action = again.act(obs, None)
         assert torch.equal(collector.learner.shown[t], obs)
         after, step = batch.step(rules, lanes, action)
         for (name, x), y in zip(

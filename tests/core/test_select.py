@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from redline.core.select import full_set, layout, nth_cell, one_cell
+from redline.core import random
+from redline.core.select import draw, full_set, layout, nth_cell, one_cell, pack
 
 WIDTHS = [1, 2, 29, 30, 31, 59, 60, 61, 100, 127, 256, 1000, 1023, 1024]
 CPU = torch.device("cpu")
@@ -65,3 +68,34 @@ def test_nth_cell_of_every_rank(cells: int) -> None:
 def test_nth_cell_of_sets_of_one(cells: int) -> None:
     found = nth_cell(packed(torch.eye(cells, dtype=torch.bool)), torch.zeros(cells, dtype=torch.int32), cells)
     assert torch.equal(found.long(), torch.arange(cells))
+
+
+@pytest.mark.parametrize("cells", WIDTHS)
+def test_pack_is_bit_by_bit(cells: int) -> None:
+    mask = torch.rand(50, cells, generator=torch.Generator().manual_seed(cells)) < 0.5
+    mask[0], mask[1] = True, False
+    found = pack(mask)
+    assert found.dtype == torch.int32
+    assert torch.equal(found, packed(mask))
+
+
+@pytest.mark.parametrize("cells", [1, 2, 7, 30, 31, 34, 58])
+def test_draw_is_uniform_over_the_members(cells: int, looks_uniform: Callable[[Tensor], bool]) -> None:
+    generator = torch.Generator().manual_seed(cells)
+    for share in (0.1, 0.5, 1.0):
+        row = torch.rand(cells, generator=generator) < share
+        row[-1] = True
+        found = draw(row.expand(40_000, -1), random.bits(random.seed_key(cells), torch.arange(40_000)))
+        assert found.dtype == torch.int64
+        counts = torch.bincount(found, minlength=cells)
+        assert counts[~row].sum() == 0
+        assert row.sum() == 1 or looks_uniform(counts[row])
+
+
+@pytest.mark.parametrize("cells", [1, 4, 30, 31, 58])
+def test_draw_of_an_empty_row_is_some_cell_and_disturbs_no_other(cells: int) -> None:
+    mask = torch.zeros(64, cells, dtype=torch.bool)
+    mask[::2, cells // 2] = True
+    found = draw(mask, random.bits(random.seed_key(1), torch.arange(64)))
+    assert ((found >= 0) & (found < cells)).all()
+    assert (found[::2] == cells // 2).all()

@@ -272,10 +272,10 @@ def test_a_session_that_cannot_be_captured_trains_as_without_graphs(
     session = session_of("cuda", WAYS["graph"], notes.append)
     act = session.learner.act
 
-    def refuse(obs: Tensor) -> Tensor:
+    def refuse(obs: Tensor, legal: Tensor | None) -> Tensor:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("not while capturing")
-        return act(obs)
+        return act(obs, legal)
 
     monkeypatch.setattr(session.learner, "act", refuse)
     found = train(session)

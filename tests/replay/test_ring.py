@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Batch, Episode, Step, leaves
+from redline.core.records import Batch, Episode, Spec, Step, leaves
 from redline.envs import batch, make_rules
 from redline.envs.batch import Rules, lane_keys
 from redline.replay.ring import Ring
@@ -36,7 +36,20 @@ def observe(config: Any, state: State) -> Tensor:
     return torch.cat([x.to(torch.int64) for x in columns], 1)
 
 
-RULES = Rules(SimpleNamespace(State=State, HIDDEN=("secret",), observe=observe), None, 0)  # type: ignore[arg-type]
+def rules_of(masked: bool) -> Rules:
+    """With masks, bit b of a State's stamp says whether action b is legal in it."""
+    spec = Spec((8,), torch.int64, (1.0,) * 8, 1 << 14, 5, "points", masked=masked)
+
+    def legal(config: Any, state: State) -> Tensor:
+        del config
+        assert masked, "nobody asked for masks"
+        return (state.stamp.unsqueeze(1) >> torch.arange(5)) & 1 == 1
+
+    game = SimpleNamespace(State=State, HIDDEN=("secret",), observe=observe, spec=lambda _: spec, legal=legal)
+    return Rules(game, None, 0)  # type: ignore[arg-type]
+
+
+RULES = rules_of(masked=False)
 
 
 def states(stamps: list[int]) -> State:
@@ -251,6 +264,26 @@ def test_shapes_and_types_of_a_sample() -> None:
     assert all(x.shape == (5,) for x in (found.action, found.reward, found.discount, found.weight))
     assert found.action.dtype == torch.int64
     assert {found.reward.dtype, found.discount.dtype, found.weight.dtype} == {torch.float32}
+
+
+def test_the_mask_is_that_of_the_state_to_bootstrap_from() -> None:
+    """Of the next row, or of where the episode was cut; of a game that ended it does not matter."""
+    plain, naive = make(lanes=3, rows=12, n_step=2, finals=12)
+    ring = Ring(rules_of(masked=True), states([0] * 3), 36, 2, 0.5, 12)
+    endings = [[(0, 2, 0, 1)[row % 4], 0, (0, 0, 2)[row % 3]] for row in range(19)]
+    play(plain, naive, endings)
+    play(ring, ListReplay(3, 12, 2, 0.5, 12), endings)
+    places = naive.places()
+    found = batch_of(ring, places)
+    assert batch_of(plain, places).next_legal is None
+    assert found.next_legal is not None
+    assert (found.next_legal.shape, found.next_legal.dtype) == ((len(places), 5), torch.bool)
+    going_on = found.discount > 0
+    stamps = found.next_obs[:, 0]
+    expected = torch.tensor([[stamp >> bit & 1 for bit in range(5)] for stamp in stamps.tolist()]).bool()
+    assert torch.equal(found.next_legal[going_on], expected[going_on])
+    assert going_on.sum() > 10
+    assert len({tuple(row) for row in found.next_legal.tolist()}) > 8
 
 
 def test_too_little_capacity_is_an_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from redline import oracles
-from redline.core import random
+from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast
@@ -75,15 +75,72 @@ def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "Session", Noted)
     out = io.StringIO()
-    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, out, {"hidden": (16,)})
+    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, out, algo_options={"hidden": "16"})
     assert [row["games"] for row in found["rows"]] == [8]
     assert found["rows"][0]["eager"] > 0
-    assert found["algo_options"] == {"n_step": 1, "net": "mlp", "hidden": (16,)}
+    assert found["algo_options"] == {"n_step": 1, "net": "mlp", "hidden": "16", "learning_starts": 0}
     (session,) = sessions
     # one gradient sample an environment step, from before the clock started
     assert session.updates >= session.iterations - 2
     assert session.samples_trained == session.updates * 8
     assert "one gradient sample a step" in out.getvalue()
+
+
+def test_train_table_of_an_algorithm_without_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is a whole rollout: all its steps are counted. Options reach game and learner."""
+    sessions, calls = [], []
+
+    class Noted(bench.Session):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            sessions.append(self)
+
+    def rate(call: Any, *_: Any, **__: Any) -> float:
+        calls.append(call)
+        return 3.0
+
+    monkeypatch.setattr(bench, "Session", Noted)
+    monkeypatch.setattr(bench, "rate", rate)
+    words = {"env_options": {"width": "5"}, "algo_options": {"hidden": "16,8", "rollout": "4", "batch-size": "8"}}
+    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, io.StringIO(), algo="ppo", **words)
+    (session,) = sessions
+    calls[0]()
+    assert session.env_steps == 4 * 8
+    assert found["rows"] == [{"games": 8, "eager": 3.0 * 4 * 8}]
+    assert (session.plan.algo_config.hidden, session.plan.algo_config.batch_size) == ((16, 8), 8)
+    assert (session.plan.rules.config.width, session.plan.rules.config.view) == (5, "planes")
+    assert (found["algo"], found["env_options"]) == ("ppo", {"width": "5"})
+
+
+def test_random_actions_are_legal() -> None:
+    """A game that ends by an illegal action: nobody who draws legal ones ever ends so."""
+    rules = make_rules("tetris", {"width": 4, "height": 6})
+    loop = bench.EnvLoop(rules, 64, CPU, fast.Compiler(False, print), graph=False)
+    for _ in range(30):
+        legal = rules.game.legal(rules.config, loop.lanes.game)
+        draw = random.bits(random.fold(loop.key, loop.time), torch.arange(64))
+        action = select.draw(legal, draw)
+        assert legal.gather(1, action.unsqueeze(1)).all()
+        expected, _ = batch.step(rules, loop.lanes, action)
+        loop.call()
+        assert all(
+            torch.equal(x, y) for x, y in zip(leaves(loop.lanes).values(), leaves(expected).values(), strict=True)
+        )
+
+
+def test_options_of_the_game_reach_the_env_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Noted(bench.EnvLoop):
+        def __init__(self, rules: Any, *arguments: Any) -> None:
+            super().__init__(rules, *arguments)
+            seen.append(rules.config.width)
+
+    monkeypatch.setattr(bench, "EnvLoop", Noted)
+    bench.bench_env("snake", (2,), 0.01, "cpu", "auto", False, io.StringIO(), env_options={"width": "6"})
+    assert seen == [6]
+    with pytest.raises(UserError, match=r"There is no option env\.widht"):
+        bench.bench_env("snake", (2,), 0.01, "cpu", "auto", False, io.StringIO(), env_options={"widht": "6"})
 
 
 @pytest.mark.parametrize("games", [(), (0,), (4, -1)])

@@ -9,6 +9,7 @@ the output only: value and advantages share all hidden layers.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos import nets
+from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten
-from redline.core import random
+from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
+from redline.envs.batch import Rules
 from redline.replay.ring import Ring
 
 
@@ -58,15 +61,19 @@ class Config:
         for name in ("learning_rate", "huber", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
-        if not self.hidden or min(self.hidden) < 1:
-            raise UserError(f"dqn.hidden is {self.hidden}; expected one or more layer widths, as in 256,256.")
+        if min(self.hidden, default=1) < 1:
+            raise UserError(f"dqn.hidden is {self.hidden}; expected layer widths, as in 256,256.")
 
 
 FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay_capacity")  # a continued run must keep these
 
 
-def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
+def suggest(hardware: Hardware, num_envs: int | None = None) -> dict[str, tuple[Any, str]]:
+    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's.
+
+    The argument `num_envs` is what was asked for.
+    """
+    del num_envs
     if hardware.kind == "cuda":
         return {
             "num_envs": (16_384, "enough games to fill a GPU each step"),
@@ -86,6 +93,13 @@ def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
     }
 
 
+def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
+    """About what the learner will allocate, by the setting that decides it. `state_bytes` are those of one State."""
+    del num_envs
+    inputs = 4 * math.prod(spec.obs_shape)
+    return {"batch_size": config.batch_size * 4 * inputs, "replay_capacity": config.replay_capacity * state_bytes}
+
+
 def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
     """Share of random moves of each lane, (N,) float32: from start, linearly over epsilon_steps, to the lane's own end.
 
@@ -98,25 +112,39 @@ def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> 
     return config.epsilon_start + (end - config.epsilon_start) * done
 
 
-def td_targets(config: Config, batch: Batch, next_online: Tensor, next_target: Tensor) -> Tensor:
-    """What the value of (obs, action) should be, (B,). next_online, next_target (B, A): values of next_obs."""
-    chooser = next_online if config.double else next_target
-    best = next_target.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
-    return batch.reward + batch.discount * best
+def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor:
+    """What the value of (obs, action) should be, (B,): the networks judge the best legal action of next_obs."""
+    chooser = online if config.double else target
+    values: Tensor = chooser(batch.next_obs, batch.next_legal)
+    best = values.argmax(1)
+    following = target.chosen(batch.next_obs, best) if config.double else nets.gather(values, best)
+    return batch.reward + batch.discount * following
 
 
 class Learner:
     """Four verbs: act, ingest, update, state_dict."""
 
     metrics = ("loss", "q_mean")
+    horizon = 1  # steps every lane plays between two calls of update
+    scheduled = False  # nothing here follows the share of training done; epsilon has its own clock
 
     def __init__(
-        self, spec: Spec, config: Config, memory: Ring, num_envs: int, seed: int, runtime: Runtime, accumulate: int = 1
+        self,
+        rules: Rules,
+        config: Config,
+        state: Any,
+        num_envs: int,
+        seed: int,
+        runtime: Runtime,
+        accumulate: int = 1,
     ) -> None:
-        self.spec, self.config, self.memory, self.num_envs = spec, config, memory, num_envs
+        """`state` (N, …) is an example of the game's State of all lanes."""
+        self.spec = spec = rules.game.spec(rules.config)
+        self.config, self.num_envs = config, num_envs
         self.runtime, self.accumulate = runtime, accumulate
         device = runtime.device
-        self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed).to(device)
+        self.memory = Ring(rules, state, config.replay_capacity, config.n_step, config.gamma)
+        self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed, config.gamma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
@@ -126,21 +154,22 @@ class Learner:
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
 
-    def policy(self, obs: Tensor) -> Tensor:
-        """Greedy actions (N,) int64."""
+    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Greedy actions (N,) int64. legal (N, A) bool, None: all are."""
         with torch.no_grad(), self.runtime.autocast():
-            values: Tensor = self.online(obs)
+            values: Tensor = self.online(obs, legal)
         return values.argmax(1)
 
-    def act(self, obs: Tensor) -> Tensor:
+    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Actions (N,) int64 of the behaviour policy: epsilon-greedy, each lane with its own epsilon."""
         lane = torch.arange(self.num_envs, device=obs.device)
         rate = epsilon(self.config, self.acted * self.num_envs, lane, self.num_envs)
         key = random.fold(self.key, 2 * self.acted)
         explore = random.uniform(random.bits(key, 2 * lane)) < rate
-        anything = random.below(random.bits(key, 2 * lane + 1), self.spec.num_actions)
+        draw = random.bits(key, 2 * lane + 1)
+        anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
         self.acted += 1
-        return torch.where(explore, anything, self.policy(obs))
+        return torch.where(explore, anything, self.policy(obs, legal))
 
     def ingest(self, rollout: Rollout) -> None:
         """Remember one step of all lanes."""
@@ -150,19 +179,30 @@ class Learner:
     def samples_per_update(self) -> int:
         return self.config.batch_size * self.accumulate
 
+    @property
+    def updates_per_iteration(self) -> int:
+        return self.config.updates
+
+    def ready(self, remembered: int) -> bool:
+        """Whether to learn after an iteration that finds so many in memory."""
+        return remembered * self.num_envs >= self.config.learning_starts and remembered > self.config.n_step
+
     def loss(self, part: Tensor) -> tuple[Tensor, Tensor]:
         """Mean Huber loss of the sample numbered `part` () int64, and the mean value of the actions taken."""
         batch = self.memory.sample(random.fold(self.key, 2 * part + 1), self.config.batch_size)
         with self.runtime.autocast():
-            values = self.online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+            values = self.online.chosen(batch.obs, batch.action)
             with torch.no_grad():
-                next_target = self.target(batch.next_obs)
-                next_online = self.online(batch.next_obs) if self.config.double else next_target
-        targets = td_targets(self.config, batch, next_online, next_target)
+                targets = td_targets(self.config, batch, self.online, self.target)
         errors = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
         return (errors * batch.weight).mean() / self.accumulate, values.detach().mean() / self.accumulate
 
     def update(self) -> None:
+        """The gradient steps of an iteration."""
+        for _ in range(self.config.updates):
+            self.gradient_step()
+
+    def gradient_step(self) -> None:
         """One gradient step, and the target network's."""
         total: tuple[Tensor, ...] = ()
         for part in range(self.accumulate):
@@ -181,6 +221,10 @@ class Learner:
         due = stepped & (self.updated % self.config.target_period == 0)
         self.target_flat.lerp_(self.optimizer.flat, torch.where(due, self.config.tau, 0.0))
 
+    def read_metrics(self, updates: int) -> dict[str, float]:
+        """Means over the last `updates`, which start again."""
+        return read_means(self.sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
+
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Everything that decides what comes next, in groups."""
         model = {f"online.{k}": v for k, v in self.online.state_dict().items()}
@@ -190,8 +234,8 @@ class Learner:
 
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
-    """The greedy network of a checkpoint's model group: observation (N, …) -> values (N, A)."""
-    net = nets.build(spec, config.net, config.hidden, config.dueling, seed=0)
+    """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
+    net = nets.build(spec, config.net, config.hidden, config.dueling, seed=0, gamma=config.gamma)
     prefix = "online."
     net.load_state_dict({k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)})
     return net.eval()

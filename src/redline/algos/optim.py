@@ -31,7 +31,8 @@ class Optimizer:
     Written out, not torch's own: on one flat vector it compiles into a single kernel together with clipping and the check.
     """
 
-    def __init__(self, module: nn.Module, learning_rate: float, max_norm: float, runtime: Runtime) -> None:
+    def __init__(self, module: nn.Module, learning_rate: float | Tensor, max_norm: float, runtime: Runtime) -> None:
+        # A () tensor can change from replay to replay of a captured graph.
         self.learning_rate, self.max_norm = learning_rate, max_norm
         self.flat = flatten(module)
         self.parameters = list(module.parameters())

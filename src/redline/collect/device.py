@@ -79,7 +79,8 @@ class Collector:
     def step(self) -> None:
         """Every lane plays one action of the behaviour policy; the learner ingests what came of it."""
         state = self.lanes.game
-        action = self.learner.act(self.rules.game.observe(self.rules.config, state))
+        obs = self.rules.game.observe(self.rules.config, state)
+        action = self.learner.act(obs, batch.legal(self.rules, state))
         lanes, step = batch.step(self.rules, self.lanes, action)
         self.learner.ingest(Rollout(state, action, step))
         self.tally.add(step)

@@ -23,10 +23,14 @@ class Spec:
 
     obs_shape: tuple[int, ...]  # of one observation, channels first for boards: (planes, height, width)
     obs_dtype: torch.dtype
-    obs_scale: tuple[float, ...]  # per channel: multiplied in, it brings what is usually seen to about 1
-    obs_high: int  # largest value an observation holds; the smallest is 0
+    obs_scale: tuple[float, ...]  # per channel (afterstates: per feature): brings what is usually seen to about 1
+    obs_high: float  # largest value an observation holds
     num_actions: int
     score_name: str  # what the score counts, in the player's words
+    obs_low: float = 0  # smallest value an observation holds
+    masked: bool = False  # some actions may be illegal: the game's `legal` matters
+    afterstates: bool = False  # an observation is (A, F): row a describes what action a leads to, feature 0 its reward
+    truncates: bool = False  # the rules themselves may cut an episode short (Events.truncated)
 
 
 class Events(NamedTuple):
@@ -65,6 +69,7 @@ class Batch(NamedTuple):
     next_obs: Tensor  # observation to bootstrap from
     discount: Tensor  # float32: gamma ** steps taken, 0 where the game terminated
     weight: Tensor  # float32: 0 for a sample that must not count, else 1 (or an importance weight)
+    next_legal: Tensor | None = None  # (B, A) bool: actions that may be taken in next_obs; None: all, always
 
 
 class Rollout(NamedTuple):
@@ -124,12 +129,12 @@ def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
 
 
 def leaves(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a record by dotted name."""
+    """All tensors of a record by dotted name; a field that is None is left out."""
     found: dict[str, Tensor] = {}
     for name, value in zip(record._fields, record, strict=True):  # type: ignore[attr-defined]
         if isinstance(value, tuple):
             found.update(leaves(value, f"{prefix}{name}."))
-        else:
+        elif value is not None:
             found[prefix + name] = value
     return found
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from redline.core import random
 
 _MOST = 30
 
@@ -32,6 +35,25 @@ def one_cell(cell: Tensor, cells: int) -> Tensor:
     bit = torch.ones_like(cell) << torch.where(cell < 0, 0, cell - word * size)
     place = torch.arange(words, device=cell.device, dtype=torch.int32)
     return torch.where(place == word.unsqueeze(1), bit.unsqueeze(1), 0)
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Rows of cells as sets: (N, C) bool -> (N, K) int32."""
+    words, size = layout(mask.shape[1])
+    padded = F.pad(mask, (0, words * size - mask.shape[1])).view(-1, words, size)
+    bit = 1 << torch.arange(size, dtype=torch.int32, device=mask.device)
+    return torch.where(padded, bit, 0).sum(2, dtype=torch.int32)
+
+
+def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
+    """A member of each row, each as likely as any other: mask (N, C) bool, random_bits (N,) int64 -> (N,) int64.
+
+    Of a row without members it is some cell.
+    """
+    cells, members = mask.shape[1], pack(mask)
+    count = sum(_partial_counts(members[:, k])[-1] for k in range(members.shape[1]))
+    rank = random.below(random_bits, count).to(torch.int32)
+    return nth_cell(members, rank, cells).clamp(max=cells - 1).to(torch.int64)
 
 
 def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:

@@ -46,6 +46,13 @@ def reset(rules: Rules, keys: Tensor) -> Lanes:
     return Lanes(game=state, key=keys, played=zero.clone(), episode=episode)
 
 
+def legal(rules: Rules, state: Any) -> Tensor | None:
+    """(N, A) bool: the actions that may be taken in each State; None where the game forbids none."""
+    if not rules.game.spec(rules.config).masked:
+        return None
+    return rules.game.legal(rules.config, state)
+
+
 def step(rules: Rules, lanes: Lanes, action: Tensor) -> tuple[Lanes, Step]:
     """Play one action (N,) in every lane; lanes whose episode ended start the next one in the same step."""
     state, reward, terminated, events = rules.game.step(rules.config, lanes.game, action)

@@ -20,7 +20,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Step
-from redline.envs.batch import Rules
+from redline.envs.batch import Rules, legal
 
 TERMINATED, TRUNCATED = 1, 2  # values of `ended`
 
@@ -48,7 +48,7 @@ class Ring:
         self.final_slots = 1 + (max(1, self.rows // 16) if finals is None else finals)
         seen = {name: x for name, x in state._asdict().items() if name not in rules.game.HIDDEN}
         hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name in rules.game.HIDDEN}
-        self._hidden = hidden  # a State rebuilt for `observe` holds zeros where `observe` never looks
+        self._hidden = hidden  # a State rebuilt for `observe` holds zeros where `observe` and `legal` never look
 
         def table(size: int, like: Tensor) -> Tensor:
             return torch.zeros(size, *like.shape[1:], dtype=like.dtype, device=self.device)
@@ -140,7 +140,9 @@ class Ring:
             broad = cut.view(-1, *(1,) * (table.dim() - 1))
             return torch.where(broad, self.finals[name][finals], table[places])
 
-        obs = self._observe({name: gather(name, table) for name, table in self.states.items()})
+        state = self._state({name: gather(name, table) for name, table in self.states.items()})
+        obs = self.rules.game.observe(self.rules.config, state)
+        following_state = self.rules.game.State(*(x[size:] for x in state))
         return Batch(
             obs=obs[:size],
             action=self.action[window[:, 0]].to(torch.int64),
@@ -148,9 +150,10 @@ class Ring:
             next_obs=obs[size:],
             discount=torch.where(terminated, 0.0, torch.pow(self.gamma, taken.to(torch.float32))),
             weight=torch.where(lost, 0.0, 1.0),
+            next_legal=legal(self.rules, following_state),
         )
 
-    def _observe(self, fields: dict[str, Tensor]) -> Tensor:
+    def _state(self, fields: dict[str, Tensor]) -> Any:
         size = next(iter(fields.values())).shape[0]
         hidden = {name: x.expand(size, *x.shape[1:]) for name, x in self._hidden.items()}
-        return self.rules.game.observe(self.rules.config, self.rules.game.State(**fields, **hidden))
+        return self.rules.game.State(**fields, **hidden)

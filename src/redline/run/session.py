@@ -1,9 +1,10 @@
-"""A plan made into tensors: games, memory, learner, and the iteration that moves them all one step."""
+"""A plan made into tensors: games, learner, and the iteration that plays and learns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from redline.collect.device import Collector
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
-from redline.envs import batch
-from redline.replay.ring import Ring
+from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan
 
@@ -22,35 +22,48 @@ class Session:
     """Everything that trains, on its device. `iterate` is the hot loop: it never waits for the device."""
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
-        self.plan = plan
-        config = plan.algo_config
+        self.plan, self.notify = plan, notify
         _check_memory(plan)
-        compiler = fast.Compiler(plan.compile, notify)
-        runtime = fast.runtime(plan.device, plan.precision, compiler)
+        self.compiler = fast.Compiler(plan.compile, notify)
+        runtime = fast.runtime(plan.device, plan.precision, self.compiler)
+        rules, self.phase = plan.rules, 0  # of the curriculum
+        if plan.curriculum:
+            first = plan.curriculum.rules[0]
+            rules = live_rules(first, plan.curriculum.live, plan.device)
         keys = batch.lane_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
-        lanes = batch.reset(plan.rules, keys)
-        memory = Ring(plan.rules, lanes.game, config.replay_capacity, config.n_step, config.gamma)
-        spec = plan.rules.game.spec(plan.rules.config)
-        self.learner = plan.algo.Learner(
-            spec, config, memory, plan.num_envs, plan.settings.seed, runtime, plan.settings.accumulate
-        )
-        self.collector = Collector(plan.rules, self.learner, lanes)
-        self._collect = compiler(self.collector.step)
-        self._collect_only = fast.Graph(self._collect, plan.graph, notify)
-        self._collect_and_learn = fast.Graph(self._play_and_learn, plan.graph, notify)
+        lanes = batch.reset(rules, keys)
+        seed, accumulate = plan.settings.seed, plan.settings.accumulate
+        self.learner = plan.algo.Learner(rules, plan.algo_config, lanes.game, plan.num_envs, seed, runtime, accumulate)
+        self.collector = Collector(rules, self.learner, lanes)
+        self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
         self.updates = 0
-        self.remembered = 0  # iterations in the replay memory; fewer than all when it was not in the checkpoint
+        self.remembered = 0  # iterations in the learner's memory; fewer than all when it was not in the checkpoint
+        self.share = 0.0  # of training done, 0 to 1: what schedules follow
+
+    def _build(self) -> None:
+        """Compile and capture, at the first calls."""
+        self._collect = self.compiler(self.collector.step)
+        self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
+        self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
+
+    def _play(self) -> None:
+        for _ in range(self.learner.horizon):
+            self._collect()
 
     def _play_and_learn(self) -> None:
-        self._collect()
-        for _ in range(self.plan.algo_config.updates):
-            self.learner.update()
+        self._play()
+        self.learner.update()
+
+    @property
+    def steps_per_iteration(self) -> int:
+        horizon: int = self.learner.horizon
+        return horizon * self.plan.num_envs
 
     @property
     def env_steps(self) -> int:
-        return self.iterations * self.plan.num_envs
+        return self.iterations * self.steps_per_iteration
 
     @property
     def samples_trained(self) -> int:
@@ -58,63 +71,91 @@ class Session:
         return self.updates * per_update
 
     def iterate(self, count: int) -> None:
-        """Play `count` steps in every environment, and learn after each once enough has been played."""
-        config = self.plan.algo_config
+        """Play `count` times `horizon` steps in every environment, and learn after each once enough has been played."""
         for _ in range(count):
-            seen = self.remembered * self.plan.num_envs
-            enough = seen >= config.learning_starts and self.remembered > config.n_step
-            if enough:
+            if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
+                self.share = min(self.env_steps / self.plan.settings.steps, 1.0)
+            if self.learner.scheduled:
+                self.learner.progress.fill_(self.share)
+            self._follow_curriculum()
+            if self.learner.ready(self.remembered):
                 self._collect_and_learn()
-                self.updates += config.updates
+                self.updates += self.learner.updates_per_iteration
             else:
                 self._collect_only()
             self.iterations += 1
             self.remembered += 1
 
+    def _follow_curriculum(self) -> None:
+        """Enter the phase that is due. There is no way back: a continued run may have a longer way before it."""
+        curriculum = self.plan.curriculum
+        if curriculum is None or (due := curriculum.at(self.share)) <= self.phase:
+            return
+        again = curriculum.compiles_again(self.phase, due)
+        self._enter(due)
+        phase = curriculum.phases[due]
+        options = ", ".join(f"env.{name} {value}" for name, value in phase.options.items()) or "the run's own options"
+        self.notify(
+            f"Phase {phase.name} ({due + 1} of {len(curriculum.phases)}): {options}"
+            f"{'; compiling again' if again and self.plan.compile else ''}."
+        )
+
+    def _enter(self, phase: int) -> None:
+        """Play by the rules of a phase from now on; games under way go on by them."""
+        assert self.plan.curriculum
+        rules = self.plan.curriculum.rules[phase]
+        set_live(self.collector.rules, rules)
+        if self.plan.curriculum.compiles_again(self.phase, phase):
+            self.collector.rules = with_live(rules, self.collector.rules)
+            self._build()
+        self.phase = phase
+
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Means of the learner's metrics over the last `updates`, which start again."""
-        if not updates:
-            return {}
-        values = torch.stack(list(self.learner.sums.values())).tolist()
-        for total in self.learner.sums.values():
-            total.zero_()
-        found = {name: value / updates for name, value in zip(self.learner.sums, values, strict=True)}
-        return found | {"skipped_updates": int(self.learner.optimizer.skipped)}
+        found: dict[str, float] = self.learner.read_metrics(updates) if updates else {}
+        return found
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
             torch.cuda.synchronize(self.plan.device)
 
     def tensors(self, replay: bool = True) -> dict[str, dict[str, Tensor]]:
-        """All state, in the groups of a checkpoint; without `replay` the memory is left out."""
+        """All state, in the groups of a checkpoint; without `replay` a replay memory is left out."""
         groups = {**self.learner.state_dict(), "envs": self.collector.tensors()}
         if not replay:
             groups.pop("replay", None)
         return groups
 
-    def counters(self) -> dict[str, int]:
-        return {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
+    def describe_phase(self) -> dict[str, Any]:
+        """Name and number of the curriculum's phase, from 1; nothing without a curriculum."""
+        curriculum = self.plan.curriculum
+        return {"phase": curriculum.phases[self.phase].name, "phase_number": self.phase + 1} if curriculum else {}
 
-    def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, int]) -> None:
+    def counters(self) -> dict[str, Any]:
+        counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
+        return counts | self.describe_phase()
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
         """Take over a checkpoint's state, in place: captured graphs and compiled functions keep reading it."""
-        for group, tensors in self.tensors().items():
+        own = self.tensors()
+        for group, tensors in own.items():
             if group in groups:
                 copy_into(tensors, groups[group], what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
-        self.remembered = counters["remembered"] if "replay" in groups else 0
+        forgotten = "replay" in own and "replay" not in groups
+        self.remembered = 0 if forgotten else counters["remembered"]
+        if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
+            self._enter(phase)
 
 
 def _check_memory(plan: Plan) -> None:
     """Refuse what cannot fit before anything is allocated, with the bytes it would need."""
     one = batch.reset(plan.rules, batch.lane_keys(0, torch.arange(1)))
     game = sum(x.numel() * x.element_size() for x in leaves(one).values())
-    spec, config = plan.rules.game.spec(plan.rules.config), plan.algo_config
+    spec = plan.rules.game.spec(plan.rules.config)
     inputs = 4 * math.prod(spec.obs_shape)
-    needs = {
-        "num_envs": plan.num_envs * (3 * game + inputs),  # the games, their successors, what the network sees
-        "batch_size": config.batch_size * 4 * inputs,
-        "replay_capacity": config.replay_capacity * game,
-    }
+    needs = {"num_envs": plan.num_envs * (3 * game + inputs)}  # the games, their successors, what the network sees
+    needs |= plan.algo.memory_bytes(plan.algo_config, spec, game, plan.num_envs)
     total, free = sum(needs.values()), hardware.free_bytes(plan.device)
     if total > free:
         name = max(needs, key=lambda key: needs[key])

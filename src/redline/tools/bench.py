@@ -7,18 +7,20 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from redline import oracles
-from redline.core import random
+from redline import algos, oracles
+from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, make_rules
+from redline.games import load as load_game
+from redline.run import options
 from redline.run.config import Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
@@ -28,7 +30,7 @@ _TRAIN_ROWS = 64  # steps a lane's memory holds in `bench train`
 
 
 class EnvLoop:
-    """N games in static buffers, random actions, observations made, auto-reset: one call is one step of all."""
+    """N games in static buffers, random legal actions, observations made, auto-reset: one call is one step of all."""
 
     def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
         keys = batch.lane_keys(0, torch.arange(games, device=device))
@@ -43,8 +45,10 @@ class EnvLoop:
     @torch.no_grad()
     def step(self) -> None:
         lane = torch.arange(len(self.reward), device=self.key.device)
+        draw = random.bits(random.fold(self.key, self.time), lane)
+        legal = batch.legal(self.rules, self.lanes.game)
         choices = self.rules.game.spec(self.rules.config).num_actions
-        action = random.below(random.bits(random.fold(self.key, self.time), lane), choices)
+        action = random.below(draw, choices) if legal is None else select.draw(legal, draw)
         self.time += 1
         lanes, step = batch.step(self.rules, self.lanes, action)
         self.obs.copy_(self.rules.game.observe(self.rules.config, lanes.game))
@@ -75,19 +79,22 @@ def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up
         batch_of_calls = min(2 * batch_of_calls, 1024)
 
 
-def plain_python(env: str, seconds: float) -> float | None:
+def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float | None:
     """Steps a second of one game in plain Python with its observation made; None where it has no oracle."""
     try:
-        oracle = oracles.load(env)
+        oracle: Any = oracles.load(env)
     except ModuleNotFoundError:
         return None
-    rules = make_rules(env)
-    choices = rules.game.spec(rules.config).num_actions
+    rules = rules or make_rules(env)
+    spec = rules.game.spec(rules.config)
+    choices: Sequence[int] = range(spec.num_actions)
     steps = episode = 0
     started = time.perf_counter()
     game = oracle(rules.config, oracles.episode_key(0, 0, 0))
     while time.perf_counter() - started < seconds:
-        _, terminated, truncated, _, _ = game.step(steps * 7919 % choices)
+        if spec.masked:
+            choices = [action for action, allowed in enumerate(game.legal()) if allowed]
+        _, terminated, truncated, _, _ = game.step(choices[steps * 7919 % len(choices)])
         game.observe()
         steps += 1
         if terminated or truncated:
@@ -104,11 +111,15 @@ def bench_env(
     precision: str,
     compile: bool | None,
     out: TextIO,
+    algo: str = "",
+    env_options: Mapping[str, Any] | None = None,
+    algo_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Games alone. Steps a second by number of games and way of running."""
-    del precision
+    """Games alone. Steps a second by number of games and way of running. Options are words or values, as of `train`."""
+    del precision, algo, algo_options
     place = hardware.pick_device(device)
-    rules = make_rules(env)
+    chosen = options.build(load_game(env).Config, env_options or {}, "env.")
+    rules = make_rules(env, dataclasses.asdict(chosen))
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
@@ -119,10 +130,12 @@ def bench_env(
             return None  # it fell back: this would be another way's figure
         return count * per_second
 
-    plain = plain_python(env, seconds)
-    print(f"{env}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
+    plain = plain_python(env, seconds, rules)
+    asked = f", {dict(env_options)}" if env_options else ""
+    print(f"{env}{asked}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
     print(f"  one game in plain Python: {quantity(plain) if plain else '-'}", file=out)
-    return {"plain_python": plain, "rows": _table(games, _ways(place, compile), measure, out)}
+    rows = _table(games, _ways(place, compile), measure, out)
+    return {"plain_python": plain, "env_options": dict(env_options or {}), "rows": rows}
 
 
 def bench_train(
@@ -133,25 +146,31 @@ def bench_train(
     precision: str,
     compile: bool | None,
     out: TextIO,
-    algo_options: dict[str, Any] | None = None,
+    algo: str = "dqn",
+    env_options: Mapping[str, Any] | None = None,
+    algo_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """DQN with replay, one gradient sample an environment step."""
+    """Playing and learning. A replay learner takes one gradient sample an environment step, others what they suggest."""
     place = hardware.pick_device(device)
-    algo_options = {"n_step": 1, "net": "mlp", "hidden": (256, 256)} | (algo_options or {})
+    replays = "replay_capacity" in {field.name for field in dataclasses.fields(algos.load(algo).Config)}
+    wanted = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0} if replays else {}
+    wanted |= {name.replace("-", "_"): word for name, word in (algo_options or {}).items()}
+    # The game as it comes, not as it is best trained.
+    chosen = dataclasses.asdict(options.build(load_game(env).Config, env_options or {}, "env."))
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
+        fitted = {"batch_size": count, "replay_capacity": _TRAIN_ROWS * count} if replays else {}
         settings = Settings(
             env=env,
+            algo=algo,
             num_envs=count,
-            batch_size=count,
-            replay_capacity=_TRAIN_ROWS * count,
             device=str(place),
             precision=precision,
             compile=compiles,
             graph=graphs,
-            env_options=dataclasses.asdict(make_rules(env).config),  # the game as it comes, not as it is best trained
-            algo_options={**algo_options, "learning_starts": 0},
+            env_options=chosen,
+            algo_options=fitted | wanted,
         )
         fallen_back: list[str] = []
         session = Session(resolve(settings), fallen_back.append)
@@ -160,10 +179,13 @@ def bench_train(
         if fallen_back:
             _complain(fallen_back[0])
             return None  # this would be another way's figure
-        return count * per_second
+        return session.steps_per_iteration * per_second
 
-    print(f"{env}: env-steps/s with dqn, one gradient sample a step, {algo_options} ({place})", file=out)
-    return {"algo_options": algo_options, "rows": _table(games, _ways(place, compile), measure, out)}
+    samples = ", one gradient sample a step" if replays else ""
+    asked = f", {dict(env_options)}" if env_options else ""
+    print(f"{env}{asked}: env-steps/s with {algo}{samples}, {wanted} ({place})", file=out)
+    rows = _table(games, _ways(place, compile), measure, out)
+    return {"algo": algo, "env_options": dict(env_options or {}), "algo_options": wanted, "rows": rows}
 
 
 def describe_machine(device: str) -> dict[str, Any]:

@@ -1,0 +1,669 @@
+"""PPO: numbers worked out by hand, plain references, small games whose best play is known, and runs that repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline import algos
+from redline.algos import nets, ppo
+from redline.algos.ppo import Config, Learner
+from redline.collect.device import Collector
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Events, Hardware, Runtime, Spec
+from redline.envs import batch
+from redline.envs.batch import Rules, lane_keys
+from redline.run.config import Settings, resolve
+from redline.run.session import Session
+
+CPU = torch.device("cpu")
+LANES = 16
+TINY = Config(rollout=4, epochs=1, batch_size=16, hidden=(8,), learning_rate=1e-2, gamma=0.5)
+
+
+# ---- Advantages
+
+
+def test_gae_by_hand() -> None:
+    """gamma 1/2, lambda 1/2, values 1, 2, 3 and then 4; rewards 1, 1, 1.
+
+    Lane 0 goes on: deltas 1 + 1 - 1, 1 + 3/2 - 2, 1 + 2 - 3, so 1, 1/2, 0; each adds a quarter of the next.
+    Lane 1 terminates in row 1: its delta is 1 - 2, and nothing comes from row 2.
+    Lane 2 is cut there instead, at a place worth 6: the reward of row 1 is 1 + 6/2, so its delta is 4 - 2.
+    """
+    reward = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 4.0], [1.0, 1.0, 1.0]])
+    value = torch.tensor([[1.0] * 3, [2.0] * 3, [3.0] * 3])
+    ended = torch.tensor([[False] * 3, [False, True, True], [False] * 3])
+    found = ppo.gae(reward, value, torch.full((3,), 4.0), ended, gamma=0.5, lam=0.5)
+    assert found.T.tolist() == [[1 + (1 / 2) / 4, 1 / 2, 0.0], [1 - 1 / 4, -1.0, 0.0], [1 + 2 / 4, 2.0, 0.0]]
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
+def test_gae_against_the_sum_over_every_later_step(lam: float) -> None:
+    """The definition, one (step, lane) at a time: sum of (gamma lambda)^k delta_k up to the end of the episode."""
+    generator = torch.Generator().manual_seed(3)
+    steps, lanes, gamma = 13, 6, 0.8
+    reward, value = (torch.randn(steps, lanes, generator=generator) for _ in range(2))
+    last, ended = torch.randn(lanes, generator=generator), torch.rand(steps, lanes, generator=generator) < 0.2
+    found = ppo.gae(reward, value, last, ended, gamma, lam)
+    following = torch.cat([value[1:], last.unsqueeze(0)])
+    for t in range(steps):
+        for lane in range(lanes):
+            total, weight = 0.0, 1.0
+            for k in range(t, steps):
+                over = bool(ended[k, lane])
+                delta = reward[k, lane] + (0 if over else gamma * following[k, lane]) - value[k, lane]
+                total += weight * float(delta)
+                weight *= gamma * lam
+                if over:
+                    break
+            assert found[t, lane].item() == pytest.approx(total, abs=1e-5)
+    assert ended.any()
+
+
+# ---- The loss
+
+
+def test_loss_against_a_plain_reference() -> None:
+    rules = probe(paid_by_action, anywhere)
+    learner = learner_of(TINY, rules)
+    play(learner, rules, 4)
+    learner.prepare()
+    with torch.no_grad():  # as after some steps: the policy is no longer the one that played
+        learner.net.body.head.out.weight.normal_(std=0.15, generator=torch.Generator().manual_seed(1))
+    learner.progress.fill_(0.5)
+    index = torch.arange(0, 64, 3)
+    loss, measured = learner.loss(index)
+
+    scores = learner.net.body(learner.obs[index]).double()
+    probability = scores[:, :2].exp() / scores[:, :2].exp().sum(1, keepdim=True)
+    value = learner.net.mean + learner.net.variance.sqrt() * scores[:, 2]
+    advantages = learner.advantage[index].double()
+    advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    policy = value_loss = entropy = clipped = kl = 0.0
+    for i, sample in enumerate(index.tolist()):
+        ratio = (probability[i, learner.action[sample]] / learner.logp[sample].double().exp()).item()
+        a = advantages[i].item()
+        policy += -min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
+        value_loss += 0.5 * (value[i] - learner.target[sample]).item() ** 2 / learner.net.variance.item()
+        entropy += -sum(p * math.log(p) for p in probability[i].tolist())
+        clipped += float(abs(ratio - 1) > 0.2)
+        kl += ratio - 1 - math.log(ratio)
+    expected = [x / len(index) for x in (policy, value_loss, entropy, clipped, kl)]
+    total = expected[0] + 0.5 * expected[1] - 0.0055 * expected[2]  # half-way from 0.01 to 0.001
+    assert measured.tolist() == pytest.approx([total, *expected], rel=1e-3, abs=1e-5)
+    assert loss.item() == pytest.approx(total, rel=1e-3)
+    assert 0.1 < expected[3] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.0, 1.0, True), (1.3, 1.0, False), (1.3, -1.0, True), (0.7, 1.0, True), (0.7, -1.0, False)],
+)
+def test_a_clipped_ratio_has_no_gradient(ratio: float, advantage: float, moves: bool) -> None:
+    logp = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = ppo.policy_loss(logp, torch.zeros(1), torch.tensor([advantage]), 0.2)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert gradient.item() == pytest.approx(-advantage * ratio if moves else 0.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -7.3, 1e4, 1e-3])
+def test_equal_advantages_are_none(level: float) -> None:
+    rounded = level * (1 + 1.2e-7 * (torch.arange(999) % 2))  # equal but for the last digit
+    assert ppo.normalised(rounded).abs().max() < 0.02
+    assert ppo.normalised(torch.full((999,), level)).abs().max() < 0.02
+    spread = ppo.normalised(level + torch.tensor([1.0, -1.0, 3.0, -3.0]) * max(abs(level), 1.0))
+    assert spread.tolist() == pytest.approx([x / 5**0.5 for x in (1, -1, 3, -3)], rel=1e-3)
+
+
+def test_accumulated_batches_are_one_gradient_step() -> None:
+    """Two batches of 16 added up: the mean of their gradients, in half as many steps."""
+    rules = probe(paid_by_action, anywhere)
+    learner = learner_of(TINY, rules, accumulate=2)
+    play(learner, rules, 4)
+    learner.prepare()
+    handed_over = []
+    learner._apply, learner._prepare = handed_over.append, lambda: None
+    learner.update()
+    assert (len(handed_over), learner.updates_per_iteration, learner.samples_per_update) == (2, 2, 32)
+    parts = [learner.optimizer.gradient(learner.loss(learner.order[k : k + 16])[0] * 2) for k in (0, 16)]
+    for total, first, second in zip(handed_over[0], *parts, strict=True):
+        torch.testing.assert_close(total, (first + second) / 2)
+    assert sorted(learner.order.tolist()) == list(range(64))
+
+
+# ---- Schedules and statistics
+
+
+@pytest.mark.parametrize(
+    ("progress", "rate", "bonus"),
+    [(0.0, 1e-2, 0.1), (0.25, 7.75e-3, 0.08), (0.5, 5.5e-3, 0.06), (1.0, 1e-3, 0.02), (1.5, 1e-3, 0.02)],
+)
+def test_schedules_at_start_middle_end_and_beyond(progress: float, rate: float, bonus: float) -> None:
+    config = dataclasses.replace(TINY, learning_rate_end=1e-3, entropy_coef=0.1, entropy_end=0.02, value_coef=0.0)
+    rules = probe(paid_by_action, anywhere)
+    learner = learner_of(config, rules)
+    play(learner, rules, 4)
+    learner.progress.fill_(progress)
+    learner.prepare()
+    assert learner.rate.item() == pytest.approx(rate)
+    loss, policy, _, entropy, *_ = learner.loss(torch.arange(16))[1].tolist()
+    assert policy - loss == pytest.approx(bonus * entropy, rel=1e-4, abs=1e-6)
+    before = learner.optimizer.flat.clone()
+    learner.apply(tuple(torch.ones_like(p) for p in learner.net.parameters()))
+    moved = (before - learner.optimizer.flat).abs()
+    assert moved.max().item() == pytest.approx(rate, rel=0.02), "the optimizer does not see the rate"
+
+
+def test_the_session_tells_how_far_training_is() -> None:
+    session = session_of(steps=8 * 4 * 10)
+    shares = []
+    for _ in range(12):
+        session.iterate(1)
+        shares.append(round(session.learner.progress.item(), 6))
+    assert shares == [*(k / 10 for k in range(10)), 1.0, 1.0]
+    session = session_of(steps=None)
+    session.share = 0.375
+    session.iterate(2)
+    assert session.learner.progress == 0.375
+
+
+def test_return_statistics_follow_what_is_seen() -> None:
+    net = nets.build_actor_critic(probe(paid_by_place).game.spec(None), "mlp", (8,), 0, 0.5)
+    generator = torch.Generator().manual_seed(0)
+    seen = [torch.randn(50, generator=generator) * scale + scale for scale in (1.0, 3.0, 10.0)]
+    for values in seen:
+        net.follow(values)
+    together = torch.cat(seen)
+    assert net.mean.item() == pytest.approx(together.mean().item(), rel=1e-4)
+    assert net.variance.item() == pytest.approx(together.var(correction=0).item(), rel=1e-4)
+    for _ in range(1000):
+        net.follow(torch.tensor([5.0, 9.0]))
+    assert (net.mean.item(), net.variance.item()) == pytest.approx((7.0, 4.0), rel=1e-2)
+    for _ in range(2000):
+        net.follow(torch.full((9,), 7.0))  # no variance at all
+    assert torch.isfinite(net(torch.zeros(1, 5))[1]).all()
+    assert net.deviation >= 1e-4
+
+
+# ---- Acting
+
+
+def test_actions_are_drawn_from_the_policy(looks_uniform: Callable[[Tensor], bool]) -> None:
+    noise = ppo.gumbel(random.bits(random.seed_key(1), torch.arange(4 * 40_000))).view(-1, 4)
+    logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    counts = torch.bincount((logits + noise).argmax(1), minlength=4)
+    assert counts.div(40_000).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.01)
+    assert looks_uniform(torch.bincount(noise.argmax(1), minlength=4))
+
+
+def test_the_ends_of_the_noise_are_finite() -> None:
+    ends = ppo.gumbel(torch.tensor([0, 255, 256, 0xFFFFFF00, 0xFFFFFFFF]))
+    assert torch.isfinite(ends).all()
+    assert (ends.abs() < 20).all()
+
+
+def test_illegal_actions_are_never_taken() -> None:
+    """In place p of five only actions p % 2 and 2 are legal; everything drawn and everything greedy obeys."""
+    rules = probe(paid_by_place, anywhere, masked=True)
+    learner = learner_of(TINY, rules, lanes=200)
+    taken = set()
+    for _ in range(20):
+        play(learner, rules, 4)
+        assert learner.legal is not None
+        assert learner.legal.gather(1, learner.action.unsqueeze(1)).all()
+        places = learner.obs.argmax(1)
+        taken |= set(zip((places % 2).tolist(), learner.action.tolist(), strict=True))
+        learner.update()
+    assert taken == {(0, 0), (0, 2), (1, 1), (1, 2)}, "every legal action is taken some time"
+    obs = F.one_hot(torch.arange(5), 5).to(torch.uint8)
+    legal = rules.game.legal(None, State(torch.arange(5), torch.zeros(5), torch.zeros(5)))
+    assert legal.gather(1, learner.policy(obs, legal).unsqueeze(1)).all()
+    net = ppo.policy_net(learner.spec, TINY, learner.state_dict()["model"])
+    assert torch.equal(net(obs, legal) == -1e9, ~legal)
+    torch.testing.assert_close(net(obs, legal)[legal], learner.net(obs)[0][legal])
+
+
+def test_entropy_counts_legal_actions_only() -> None:
+    rules = probe(paid_by_place, anywhere, masked=True)
+    learner = learner_of(TINY, rules)
+    with torch.no_grad():
+        learner.optimizer.flat.zero_()
+    play(learner, rules, 4)
+    learner.prepare()
+    measured = dict(zip(learner.metrics, learner.loss(torch.arange(16))[1].tolist(), strict=True))
+    assert measured["entropy"] == pytest.approx(math.log(2))  # two of three
+    assert learner.logp.tolist() == pytest.approx([math.log(0.5)] * 64)
+
+
+def test_a_state_without_legal_actions_gives_numbers() -> None:
+    for spec in (Spec((5,), torch.uint8, (1.0,) * 5, 1, 3, "points", masked=True), AFTER):
+        net = nets.build_actor_critic(spec, "auto", (8,), 0, 0.9)
+        logits, value = net(torch.ones(2, *spec.obs_shape), torch.zeros(2, spec.num_actions, dtype=torch.bool))
+        assert torch.isfinite(logits.log_softmax(1)).all()
+        assert torch.isfinite(value).all()
+
+
+# ---- Afterstates: a row of features for every action, of which feature 0 is its reward
+
+AFTER = Spec((4, 5), torch.float32, (0.5, 1.0, 2.0, 0.1, 1.0), 9.0, 4, "points", -9.0, masked=True, afterstates=True)
+
+
+def rows_of(count: int) -> Tensor:
+    return torch.randn(count, 4, 5, generator=torch.Generator().manual_seed(count))
+
+
+def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
+    net, obs = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9), rows_of(6)
+    values = net(obs)
+    for b in range(6):
+        for a in range(4):
+            x = torch.cat([obs[b, a] * torch.tensor(AFTER.obs_scale), torch.zeros(3)])
+            x = (net.row.layers[0].weight @ x + net.row.layers[0].bias).clamp(min=0)
+            following = net.row.head.out.weight[0] @ x + net.row.head.out.bias[0]
+            assert values[b, a].item() == pytest.approx((obs[b, a, 0] + 0.9 * following).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [(), (16,), (16, 8)])
+@pytest.mark.parametrize(
+    "spec", [AFTER, Spec((3, 6, 5), torch.uint8, (1.0,) * 3, 1, 4, "points")], ids=["after", "planes"]
+)
+def test_chosen_is_what_all_values_hold(spec: Spec, hidden: tuple[int, ...]) -> None:
+    for kind in ("mlp", "cnn"):
+        net = nets.build(spec, kind, hidden, False, seed=1, gamma=0.9)
+        obs = torch.rand(9, *spec.obs_shape, generator=torch.Generator().manual_seed(2))
+        action = torch.arange(9) % 4
+        torch.testing.assert_close(net.chosen(obs, action), net(obs).gather(1, action.unsqueeze(1)).squeeze(1))
+
+
+def test_rows_may_come_in_any_order() -> None:
+    """Values and logits move with their rows; the value of the state stays."""
+    obs, order = rows_of(7), torch.tensor([2, 0, 3, 1])
+    legal = torch.rand(7, 4, generator=torch.Generator().manual_seed(4)) < 0.6
+    net = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9)
+    torch.testing.assert_close(net(obs[:, order], legal[:, order]), net(obs, legal)[:, order])
+    both = nets.build_actor_critic(AFTER, "auto", (16,), 1, 0.9)
+    (logits, value), (moved, same) = both(obs, legal), both(obs[:, order], legal[:, order])
+    torch.testing.assert_close(moved, logits[:, order])
+    torch.testing.assert_close(same, value)
+
+
+def test_the_value_of_a_state_is_that_of_its_policy() -> None:
+    net, obs = nets.build_actor_critic(AFTER, "auto", (16,), 1, 0.9), rows_of(5)
+    net.follow(torch.tensor([2.0, 6.0]))  # mean 4, deviation 2
+    legal = torch.tensor([[True, True, False, True]] * 5)
+    logits, value = net(obs, legal)
+    out = net.body.rows(obs).detach()
+    for b in range(5):
+        chance = [math.exp(out[b, a, 0]) * bool(legal[b, a]) for a in range(4)]
+        worth = [obs[b, a, 0].item() + 0.9 * (4 + 2 * out[b, a, 1].item()) for a in range(4)]
+        expected = sum(p * w for p, w in zip(chance, worth, strict=True)) / sum(chance)
+        assert value[b].item() == pytest.approx(expected, rel=1e-4)
+    gradients = torch.autograd.grad(value.sum(), net.body.row.head.out.bias)[0]
+    assert gradients[0] == 0, "the value must not teach the policy"
+    assert gradients[1] > 0
+    assert torch.equal(logits == -1e9, ~legal)
+
+
+def test_learning_values_of_the_actions_taken_runs_one_row_each() -> None:
+    net, seen = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9), []
+    net.row.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
+    net.chosen(rows_of(6), torch.zeros(6, dtype=torch.int64))
+    assert seen == [(6, 5)]
+    with pytest.raises(UserError, match="dueling is on"):
+        nets.build(AFTER, "auto", (16,), True, seed=1, gamma=0.9)
+
+
+# ---- Small games whose best play is known
+
+
+class State(NamedTuple):
+    place: Tensor  # (N,) int32: 0 to 4
+    clock: Tensor  # (N,) int32: steps of the episode
+    key: Tensor  # (N,) int32
+
+
+Outcome = tuple[Tensor, Tensor, Tensor]  # next place, reward, terminated
+Step = Callable[[State, Tensor], Outcome]
+
+
+def probe(
+    step: Step,
+    start: Callable[[Tensor], Tensor] = torch.zeros_like,
+    time_limit: int = 0,
+    masked: bool = False,
+    afterstates: bool = False,
+    cut_at: int = 0,
+) -> Rules:
+    """A game of five places, of which the player sees one alight; or for each action its reward and the place it leads to.
+
+    The rules themselves truncate after `cut_at` steps, unless it is 0.
+    """
+    actions = 3 if masked else 2
+
+    def init(config: Any, key: Tensor) -> State:
+        del config
+        return State(start(key).to(torch.int32), torch.zeros_like(key), key)
+
+    def play(config: Any, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
+        del config
+        place, reward, terminated = step(state, action)
+        never = torch.zeros_like(terminated)
+        after = State(place.to(torch.int32), state.clock + 1, state.key)
+        truncated = after.clock >= cut_at if cut_at else never
+        return after, reward.to(torch.float32), terminated, Events(torch.zeros_like(state.clock), never, truncated)
+
+    def observe(config: Any, state: State) -> Tensor:
+        del config
+        if not afterstates:
+            return F.one_hot(state.place.to(torch.int64), 5).to(torch.uint8)
+        rows = []
+        for action in range(actions):
+            place, reward, terminated = step(state, torch.full_like(state.place, action))
+            lights = F.one_hot(place.to(torch.int64), 5) * ~terminated.unsqueeze(1)
+            rows.append(torch.cat([reward.to(torch.float32).unsqueeze(1), lights.to(torch.float32)], 1))
+        return torch.stack(rows, 1)
+
+    def legal(config: Any, state: State) -> Tensor:
+        del config
+        found = F.one_hot(state.place.to(torch.int64) % 2, 3).bool()
+        found[:, 2] = True
+        return found
+
+    def spec(config: Any) -> Spec:
+        del config
+        shape = (actions, 6) if afterstates else (5,)
+        dtype, scale = (torch.float32, (1.0,) * 6) if afterstates else (torch.uint8, (1.0,) * 5)
+        flags = {"masked": masked, "afterstates": afterstates, "truncates": cut_at > 0}
+        return Spec(shape, dtype, scale, 1, actions, "points", **flags)
+
+    game = SimpleNamespace(
+        State=State, HIDDEN=("clock", "key"), init=init, step=play, observe=observe, spec=spec, legal=legal
+    )
+    return Rules(game, None, time_limit)  # type: ignore[arg-type]
+
+
+def anywhere(key: Tensor) -> Tensor:
+    return random.below(random.bits(key, 0), 5)
+
+
+def paid_by_place(state: State, action: Tensor) -> Outcome:
+    del action
+    return state.place, state.place * 0.25, torch.ones_like(state.place, dtype=torch.bool)
+
+
+def paid_by_action(state: State, action: Tensor) -> Outcome:
+    return state.place, torch.where(action == state.place % 2, 1.0, -1.0), torch.ones_like(action, dtype=torch.bool)
+
+
+def choose_then_earn(state: State, action: Tensor) -> Outcome:
+    """Place 0: nothing yet, action 1 leads to place 2, action 0 to 1. Then place 2 pays 1 and the game is over."""
+    choosing = state.place == 0
+    return torch.where(choosing, 1 + action, state.place), (state.place == 2).float(), ~choosing
+
+
+def stand_still(state: State, action: Tensor) -> Outcome:
+    """A reward of 1 for whatever is done, for ever."""
+    del action
+    return state.place, torch.ones_like(state.place), torch.zeros_like(state.place, dtype=torch.bool)
+
+
+def end_every_fourth(state: State, action: Tensor) -> Outcome:
+    return *stand_still(state, action)[:2], state.clock == 3
+
+
+def learner_of(config: Config, rules: Rules, lanes: int = LANES, seed: int = 1, accumulate: int = 1) -> Learner:
+    state = batch.reset(rules, lane_keys(3, torch.arange(lanes))).game
+    return Learner(rules, config, state, lanes, seed, Runtime(CPU), accumulate)
+
+
+def play(learner: Learner, rules: Rules, steps: int, seed: int = 3) -> Collector:
+    collector = Collector(rules, learner, batch.reset(rules, lane_keys(seed, torch.arange(learner.num_envs))))
+    for _ in range(steps):
+        collector.step()
+    return collector
+
+
+def train(rules: Rules, iterations: int = 120, **options: Any) -> Learner:
+    """16 lanes, learning after every 8 steps of each."""
+    config = dataclasses.replace(
+        TINY, **{"rollout": 8, "batch_size": 64, "epochs": 2, "learning_rate_end": 1e-3} | options
+    )
+    learner = learner_of(config, rules)
+    collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
+    for iteration in range(iterations):
+        learner.progress.fill_(iteration / iterations)
+        for _ in range(learner.horizon):
+            collector.step()
+        learner.update()
+    return learner
+
+
+def seen_at(rules: Rules, place: int) -> tuple[Tensor, Tensor | None]:
+    none = torch.zeros(1, dtype=torch.int32)
+    state = State(none + place, none, none)
+    return rules.game.observe(None, state), batch.legal(rules, state)
+
+
+@torch.no_grad()
+def chances_and_value(learner: Learner, rules: Rules, place: int) -> tuple[list[float], float]:
+    logits, value = learner.net(*seen_at(rules, place))
+    return logits.softmax(1).squeeze(0).tolist(), value.item()
+
+
+@pytest.mark.parametrize("afterstates", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_probe_reward_depends_on_observation_and_action(masked: bool, afterstates: bool) -> None:
+    rules = probe(paid_by_action, anywhere, masked=masked, afterstates=afterstates)
+    learner = train(rules, iterations=60)
+    for place in range(5):
+        chances, value = chances_and_value(learner, rules, place)
+        assert chances[place % 2] > 0.95, f"place {place}"
+        assert value == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("afterstates", [False, True])
+def test_probe_reward_comes_a_step_later(afterstates: bool) -> None:
+    rules = probe(choose_then_earn, afterstates=afterstates)
+    learner = train(rules, iterations=100)
+    chances, value = chances_and_value(learner, rules, 0)
+    assert chances[1] > 0.95
+    assert value == pytest.approx(0.5, abs=0.08)
+    assert chances_and_value(learner, rules, 2)[1] == pytest.approx(1.0, abs=0.08)
+
+
+@pytest.mark.parametrize("cut_at", [0, 99], ids=["endless", "may-be-cut"])
+def test_the_last_row_is_followed_by_the_value_of_the_state_it_led_to(cut_at: int) -> None:
+    """Episodes of two steps, a rollout of three: the last row is the first step of an episode, and leads to place 1 or 2."""
+    rules = probe(choose_then_earn, cut_at=cut_at)
+    learner = learner_of(dataclasses.replace(TINY, rollout=3), rules)
+    with torch.no_grad():
+        learner.net.body.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
+    play(learner, rules, 3)
+    learner.prepare()
+    last = slice(2 * LANES, 3 * LANES)
+    assert not learner.ended[last].any()
+    with torch.no_grad():
+        places = F.one_hot(1 + learner.action[last], 5)
+        learner.net.mean.zero_()
+        learner.net.variance.fill_(1.0)  # as they were when the values were made
+        expected = 0.5 * learner.net(places)[1] - learner.value[last]
+    torch.testing.assert_close(learner.advantage[last], expected)
+    assert learner.advantage[last].std() > 0.01
+
+
+# A reward of 1 a step, gamma 1/2: for ever it is worth 2. Ended every fourth step, which the player cannot see coming, the
+# four phases are worth 1.875, 1.75, 1.5 and 1 with lambda 1, on average 1.53.
+@pytest.mark.parametrize("rules", [probe(stand_still, time_limit=4), probe(stand_still, cut_at=4), probe(stand_still)])
+def test_values_pass_through_a_truncation(rules: Rules) -> None:
+    learner = train(rules, iterations=100, gae_lambda=1.0)
+    assert chances_and_value(learner, rules, 0)[1] == pytest.approx(2.0, abs=0.06)
+
+
+def test_values_stop_at_a_termination() -> None:
+    rules = probe(end_every_fourth)
+    learner = train(rules, iterations=100, gae_lambda=1.0)
+    assert chances_and_value(learner, rules, 0)[1] == pytest.approx(6.125 / 4, abs=0.08)
+
+
+def test_negative_control_truncation_without_its_value() -> None:
+    """A learner that does not know that episodes are cut short gets the wrong value: the test above can fail."""
+    rules = probe(stand_still, cut_at=4)
+    spec = dataclasses.replace(rules.game.spec(None), truncates=False)
+    rules.game.spec = lambda _: spec  # type: ignore[method-assign,assignment]
+    learner = train(rules, iterations=100, gae_lambda=1.0)
+    assert chances_and_value(learner, rules, 0)[1] < 1.8
+
+
+# ---- Sessions
+
+
+def session_of(steps: int | None = 10**6, seed: int = 1, env: str = "snake", **options: Any) -> Session:
+    game = {"width": 5, "height": 5} if env == "snake" else options.pop("env_options")
+    settings = Settings(
+        env=env,
+        algo="ppo",
+        num_envs=8,
+        steps=steps,
+        seed=seed,
+        device="cpu",
+        compile=False,
+        time_limit=9,
+        env_options=game,
+        algo_options={"rollout": 4, "batch_size": 16, "epochs": 2, "hidden": (16, 16)} | options,
+    )
+    return Session(resolve(settings), pytest.fail)
+
+
+def state_of(session: Session) -> dict[str, Tensor]:
+    return {f"{group}.{name}": x.clone() for group, tensors in session.tensors().items() for name, x in tensors.items()}
+
+
+def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(found))
+        session = session_of(seed=seed)
+        session.iterate(6)
+        found.append(state_of(session))
+    first, again, other = found
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for name in ("model.body.layers.0.weight", "rng.key", "envs.game.food"):
+        assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
+
+
+def test_counts_of_a_session() -> None:
+    session = session_of()
+    session.iterate(5)
+    assert (session.env_steps, session.updates, session.samples_trained) == (5 * 4 * 8, 5 * 2 * 2, 5 * 2 * 32)
+    assert session.learner.optimizer.steps == session.updates
+    metrics = session.read_metrics(session.updates)
+    assert set(metrics) == {*Learner.metrics, "skipped_updates"}
+    assert metrics["entropy"] == pytest.approx(math.log(session.learner.spec.num_actions), rel=0.1)
+    assert session.read_metrics(1)["entropy"] == 0, "sums start again"
+    assert "replay" not in session.tensors()
+
+
+def test_a_continued_run_is_the_run_that_was_not_interrupted() -> None:
+    straight, before, after = session_of(steps=500), session_of(steps=500), session_of(steps=500, seed=1)
+    straight.iterate(12)
+    before.iterate(5)
+    saved, counters = {g: {k: v.clone() for k, v in t.items()} for g, t in before.tensors().items()}, before.counters()
+    after.iterate(3)  # of its own, to be forgotten
+    after.load(saved, counters)
+    after.iterate(7)
+    expected, found = state_of(straight), state_of(after)
+    assert expected.keys() == found.keys()
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+    assert after.counters() == straight.counters()
+    assert after.share == straight.share > 0.5
+
+
+def test_what_was_played_is_learned_from_every_epoch_in_another_order() -> None:
+    learner = session_of().learner
+    orders = []
+    for _ in range(4):
+        learner.shuffle()
+        orders.append(learner.order.tolist())
+    assert all(sorted(order) == list(range(32)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert max(sum(a == b for a, b in zip(order, range(32), strict=True)) for order in orders) < 8
+
+
+def test_rows_hold_what_was_played() -> None:
+    """Beside the learner the same games are stepped again with its actions: observations, rewards and ends fit."""
+    session = session_of()
+    rules = session.plan.rules
+    lanes = batch.reset(rules, lane_keys(1, torch.arange(8)))
+    for _ in range(5):
+        session.iterate(1)
+        learner = session.learner
+        assert learner.row == 0
+        for t in range(4):
+            row = slice(8 * t, 8 * t + 8)
+            assert torch.equal(learner.obs[row], rules.game.observe(rules.config, lanes.game))
+            lanes, step = batch.step(rules, lanes, learner.action[row])
+            assert torch.equal(learner.ended[row], step.terminated | step.truncated)
+            plain = ~step.truncated
+            assert torch.equal(learner.reward[row][plain], step.reward[plain])
+
+
+def test_a_policy_as_it_will_be_loaded() -> None:
+    session = session_of()
+    session.iterate(3)
+    rules, learner = session.plan.rules, session.learner
+    obs = rules.game.observe(rules.config, session.collector.lanes.game)
+    net = ppo.policy_net(learner.spec, learner.config, session.tensors()["model"])
+    assert torch.equal(net(obs).argmax(1), learner.policy(obs))
+
+
+# ---- Configuration
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[(name, 0) for name in ("rollout", "epochs", "batch_size", "learning_rate", "clip", "max_grad_norm")],
+        *[(name, bad) for name in ("gamma", "gae_lambda") for bad in (-0.1, 1.1, float("nan"))],
+        *[(name, -0.1) for name in ("learning_rate_end", "value_coef", "entropy_coef", "entropy_end")],
+        ("hidden", (64, 0)),
+    ],
+)
+def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"^ppo\.{field} is .*; expected .*\.$"):
+        Config(**{field: value})
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(24, 1), (65, 1), (32, 3), (128, 1)])
+def test_a_batch_that_does_not_divide_the_rollout_is_an_error(size: int, accumulate: int) -> None:
+    config, rules = dataclasses.replace(TINY, batch_size=size), probe(paid_by_place)
+    with pytest.raises(UserError, match=r"ppo.batch_size is .*expected a divisor of the 64 steps .* such as 8\.$"):
+        learner_of(config, rules, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize("num_envs", [None, 1, 3, 4096])
+def test_suggestions_fit_each_other(device: str, num_envs: int | None) -> None:
+    suggested = ppo.suggest(Hardware(device, "x", 2, 4.0, False, ""), num_envs)
+    values = {name: value for name, (value, _) in suggested.items()}
+    games = values.pop("num_envs")
+    config = Config(**values)
+    assert games == (num_envs or (512 if device == "cpu" else 16_384))
+    assert games * config.rollout % config.batch_size == 0
+    assert set(ppo.FIXED) <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_it_is_found_by_name() -> None:
+    assert {"dqn", "ppo"} <= set(algos.names())
+    assert not {"nets", "optim", "metrics"} & set(algos.names())
+    assert algos.load("ppo") is ppo

@@ -1,0 +1,157 @@
+"""PPO on a GPU: eager, graphed, compiled, both. Run with `make gpu-test`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.run.config import Settings, resolve
+from redline.run.session import Session
+
+pytestmark = pytest.mark.gpu
+
+LANES, ROLLOUT, ITERATIONS = 256, 4, 12
+GRAPHED = 5  # iterations after which the graph replays
+
+
+class Way(NamedTuple):
+    """How an iteration runs."""
+
+    compile: bool
+    graph: bool
+
+
+WAYS = {
+    "eager": Way(compile=False, graph=False),
+    "graph": Way(compile=False, graph=True),
+    "compiled": Way(compile=True, graph=False),
+    "compiled+graph": Way(compile=True, graph=True),
+}
+GAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "planes": ("snake", {"width": 7, "height": 7, "start": "random"}),
+    "masked": ("tetris", {"width": 5, "height": 8, "view": "planes"}),
+    "afterstates": ("tetris", {"width": 5, "height": 8, "view": "afterstates"}),
+}
+
+
+def session_of(device: str, way: Way, game: str = "planes", precision: str = "fp32", **options: Any) -> Session:
+    if way.compile:
+        torch.compiler.reset()  # else sessions before this one count towards the limit of recompilations
+    env, env_options = GAMES[game]
+    settings = Settings(
+        env=env,
+        algo="ppo",
+        num_envs=LANES,
+        steps=LANES * ROLLOUT * 100,
+        seed=5,
+        device=device,
+        precision=precision,
+        compile=way.compile,
+        graph=way.graph,
+        time_limit=20 if game == "planes" else 0,
+        env_options=env_options,
+        algo_options={"rollout": ROLLOUT, "batch_size": 128, "epochs": 2, "hidden": (32, 32)} | options,
+    )
+    return Session(resolve(settings), pytest.fail)
+
+
+def indifferent(session: Session) -> None:
+    """All weights 0, where steps too small to see will leave them: every legal action is as likely as any other."""
+    session.learner.optimizer.flat.zero_()
+
+
+def played(session: Session) -> dict[str, Tensor]:
+    """The games, and the rollout that was learned from last."""
+    found = {f"envs.{name}": x for name, x in session.tensors()["envs"].items()}
+    found |= {name: getattr(session.learner, name) for name in ("obs", "action", "ended", "order", "acted", "shuffled")}
+    return {name: x.detach().cpu().clone() for name, x in found.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("game", GAMES)
+def test_plays_what_the_cpu_plays(game: str, way: str) -> None:
+    """With weights of 0 a policy has no rounding: games, actions and orders are bit-identical."""
+    tiny = {"learning_rate": 1e-30, "learning_rate_end": 0.0}
+    ours, theirs = session_of("cuda", WAYS[way], game, **tiny), session_of("cpu", WAYS["eager"], game, **tiny)
+    for session in (ours, theirs):
+        indifferent(session)
+        session.iterate(ITERATIONS)
+    expected, found = played(theirs), played(ours)
+    assert expected["envs.played"].sum() > LANES // 4
+    for name, x in expected.items():
+        # Features are computed in float32: the last digit may differ.
+        if x.is_floating_point():
+            torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(found[name], x), f"{name} differs"
+    assert ours.counters() == theirs.counters()
+    metrics, reference = ours.read_metrics(ours.updates), theirs.read_metrics(theirs.updates)
+    for name in ("loss", "entropy", "value_loss"):
+        assert metrics[name] == pytest.approx(reference[name], rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_graphed_equals_eager(game: str) -> None:
+    """The same kernels in the same order: what is learned is the same too."""
+    ours, theirs = (session_of("cuda", WAYS[way], game) for way in ("graph", "eager"))
+    for session in (ours, theirs):
+        session.iterate(ITERATIONS)
+    assert ours._collect_and_learn.graph is not None
+    torch.testing.assert_close(ours.learner.optimizer.flat, theirs.learner.optimizer.flat, rtol=1e-3, atol=1e-4)
+    assert torch.equal(ours.learner.action, theirs.learner.action)
+    assert (
+        ours.learner.optimizer.flat - session_of("cuda", WAYS["eager"], game).learner.optimizer.flat
+    ).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_uniform: Callable[[Tensor], bool]) -> None:
+    session = session_of("cuda", WAYS["compiled+graph"], game, learning_rate=1e-30, learning_rate_end=0.0)
+    indifferent(session)
+    session.iterate(GRAPHED)
+    torch.cuda.synchronize()
+    rows = []
+    for _ in range(20):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            session.iterate(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        rows.append(session.learner.action.view(ROLLOUT, LANES).clone())
+    assert session._collect_and_learn.graph is not None
+    actions = torch.cat(rows).cpu()
+    assert len({tuple(row.tolist()) for row in actions}) == 20 * ROLLOUT, "a replay took the same actions again"
+    if game == "planes":
+        choices = session.learner.spec.num_actions
+        counts = torch.bincount(actions.flatten(), minlength=choices)
+        shares = counts / counts.sum()
+        assert -(shares * shares.log()).sum() > 0.999 * math.log(choices)
+        assert looks_uniform(counts)
+        assert looks_uniform(torch.bincount((choices * actions[:-1] + actions[1:]).flatten(), minlength=choices**2))
+    else:
+        assert session.learner.legal.gather(1, session.learner.action.unsqueeze(1)).all()
+
+
+def test_schedules_reach_a_captured_graph() -> None:
+    session = session_of("cuda", WAYS["compiled+graph"], learning_rate=1e-3, learning_rate_end=1e-4)
+    session.iterate(GRAPHED + 45)
+    assert session._collect_and_learn.graph is not None
+    assert session.learner.rate.item() == pytest.approx(1e-3 + (1e-4 - 1e-3) * 0.49, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("game", ["planes", "afterstates"])
+def test_precisions_train(game: str, precision: str) -> None:
+    session = session_of("cuda", WAYS["graph"], game, precision=precision)
+    weights = session.learner.optimizer.flat.clone()
+    session.iterate(ITERATIONS)
+    optimizer = session.learner.optimizer
+    assert torch.isfinite(optimizer.flat).all()
+    assert (optimizer.flat - weights).abs().max() > 1e-3, "nothing was learned"
+    assert optimizer.skipped.item() < 10
+    assert all(math.isfinite(x) for x in session.read_metrics(session.updates).values())
