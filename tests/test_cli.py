@@ -187,6 +187,49 @@ def test_eval(run: str) -> None:
     assert f"{result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %)" in for_people
 
 
+def test_eval_with_a_budget_of_steps(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = call("eval", run, "--episodes", "6", "--max-steps", "0.3k", "--json")
+    result = output.json
+    assert (result["stopped_by"], result["eval_steps"]) == ("max_steps", 300)
+    assert result["episodes"] > result["finished"] >= 6
+    assert result["score_censored_low"] <= result["total_score"]
+    assert json.loads((Path(run) / "eval.json").read_text()) == result
+    monkeypatch.setattr(Stream, "terminal", True)
+    output = call("eval", run, "--episodes", "6", "--max-steps", "300")
+    assert "300 of 300 steps" in output.err
+    assert f"{result['game_overs']} game over" in output.out
+    going_on = result["episodes"] - result["finished"]
+    assert f"; {going_on} still going on count as they stood\n" in output.out
+    same = redline.evaluate(run, episodes=6, device="cpu", max_steps=300)
+    assert {**same, "seconds": 0} == {**result, "seconds": 0}
+
+
+def test_games_that_were_stopped_at_the_end_of_training_are_told(trained: tuple[Path, Output]) -> None:
+    result = trained[1].json
+    assert result["finished"] == result["eval_episodes"] == 4
+    assert "stopped after" not in cli._closing_words(result, {})
+    told = cli._closing_words(result | {"finished": 1, "game_overs": 0, "score_censored_low": 15.5}, {})
+    assert (
+        "\n3 of them were stopped after 10,000 steps and count as they stood; score per game over: more than 15.5"
+        in told
+    )
+
+
+def test_the_score_per_game_over_in_words() -> None:
+    record = {"score_censored": 21.0, "score_censored_low": 15.5, "score_censored_high": 30.25, "eval_steps": 12_000}
+    assert cli._per_game_over(record | {"game_overs": 2_000}) == (
+        "21.00 (95 %: 15.50 to 30.25): 2,000 game overs in 12,000 steps"
+    )
+    record |= {"score_censored": None, "score_censored_high": None, "game_overs": 0}
+    assert cli._per_game_over(record) == "more than 15.50 (95 %): 0 game overs in 12,000 steps"
+
+
+def test_eval_without_a_game_over(run: str) -> None:
+    """One step: nobody is dead yet, so only a lower bound is known."""
+    output = call("eval", run, "--episodes", "3", "--max-steps", "1")
+    assert "per game over more than 0.00 (95 %): 0 game overs in 3 steps" in output.out
+
+
 def test_eval_as_at_the_end_of_training(trained: tuple[Path, Output], run: str) -> None:
     result = call("eval", run, "--episodes", "4", "--json").json
     for name in ("score_mean", "score_ci95", "length_mean", "win_rate"):
@@ -240,6 +283,19 @@ def test_bench_train() -> None:
     record = call("bench train --games 4 --seconds 0.01 --no-compile --device cpu --json").json
     assert [row["games"] for row in record["train"]["rows"]] == [4]
     assert record["train"]["rows"][0]["eager"] > 0
+
+
+def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    from redline.tools import bench
+
+    monkeypatch.setattr(bench, "bench_train", lambda **options: options)
+    line = "bench train --algo ppo --env.width 6 --ppo.hidden 64,64 --ppo.batch-size 8 --games 4 --json"
+    found = call(line).json["train"]
+    assert (found["algo"], found["env_options"]) == ("ppo", {"width": "6"})
+    assert {name.replace("-", "_"): word for name, word in found["algo_options"].items()} == {
+        "hidden": "64,64",
+        "batch_size": "8",
+    }
 
 
 def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +398,7 @@ WRONG = {
     "doctor --env.width 5": "redline doctor has no option --env.width; did you mean 'env'?",
     "bench envv": "There is no benchmark 'envv'; did you mean 'env'?",
     "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train.",
+    "bench train --ppo.epochs 3": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
     "bench env --game 5": "redline bench has no option --game; did you mean 'games'?",
     "bench env --env snak": "There is no game 'snak'; did you mean 'snake'?",
     "list --game": "redline list has no option --game",
@@ -386,6 +443,9 @@ WRONG = {
     "train snake --precision tf32": "precision tf32 needs a CUDA device",
     "train snake --graph": "graph needs a CUDA device",
     "eval RUN --episodes 0": "episodes is 0; expected at least 1.",
+    "eval RUN --max-steps -1": "max_steps is -1; expected 0 (play every game to its end)",
+    "train snake --curriculum": "snake has no curriculum of its own; give one with --curriculum-file.",
+    "train snake --curriculum-file none.json": "curriculum_file none.json could not be read: No such file or directory.",
     "eval RUN --device cuda": "device is 'cuda', but torch",
     "eval nowhere": "There is no run folder nowhere; train one with redline train.",
     "eval .": ". is not a run folder: there is no config.json in it.",

@@ -36,7 +36,10 @@ class Command:
 class EvalOptions:
     """Options of `redline eval`."""
 
-    episodes: int = 256  # games played, each to its end
+    episodes: int = (
+        256  # games played, each to its end; with --max-steps: games at once, one after another in each slot
+    )
+    max_steps: int = 0  # play so many steps in all instead, for agents whose games are very long; 0: no budget
     seed: int = 0  # which set of held-out games
     device: str = "auto"
 
@@ -59,6 +62,7 @@ class BenchOptions:
     """Options of `redline bench`."""
 
     env: str = "snake"  # the game
+    algo: str = "dqn"  # the algorithm (train)
     games: tuple[int, ...] = (1, 16, 64, 256, 4096, 65536)  # how many at once, a row each
     seconds: float = 1.0  # measured for each figure
     device: str = "auto"
@@ -202,6 +206,11 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
             f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
             f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}, won {100 * result['win_rate']:.1f} %)"
         )
+        if going_on := result["eval_episodes"] - result["finished"]:
+            lines.append(
+                f"{going_on} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; "
+                f"score per game over: {_per_game_over(result)}"
+            )
     return "\n".join(
         [
             *lines,
@@ -247,11 +256,14 @@ def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
     agent = load_agent(Path(argument), wanted.device)
     shown = sys.stderr.isatty()
 
-    def progress(finished: int) -> None:
+    def progress(done: int) -> None:
         if shown:
-            print(f"\r{finished} of {wanted.episodes} games", end="", file=sys.stderr, flush=True)
+            text = (
+                f"{done:,} of {wanted.max_steps:,} steps" if wanted.max_steps else f"{done} of {wanted.episodes} games"
+            )
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
-    result = agent.evaluate(wanted.episodes, wanted.seed, progress)
+    result = agent.evaluate(wanted.episodes, wanted.seed, progress, wanted.max_steps)
     if shown:
         print("\r", end="", file=sys.stderr)
     try:
@@ -264,13 +276,30 @@ def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
     name = agent.rules.game.spec(agent.rules.config).score_name
     print(
         f"{result['episodes']} games of {result['env']}, greedy, after {result['env_steps']:,} training steps\n"
-        f"  {name:<12} {result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %), "
-        f"worst {result['score_min']:.0f}, best {result['score_max']:.0f}\n"
-        f"  {'length':<12} {result['length_mean']:.1f} steps\n"
-        f"  {'won':<12} {100 * result['win_rate']:.1f} %"
+        f"  {name:<13} {result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %), "
+        f"worst {result['score_min']:.0f}, best {result['score_max']:.0f}"
+        + _unfinished(result)
+        + f"\n  {'per game over':<13} {_per_game_over(result)}\n"
+        f"  {'length':<13} {result['length_mean']:.1f} steps\n"
+        f"  {'won':<13} {100 * result['win_rate']:.1f} %"
         + (f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else "")
     )
     return 0
+
+
+def _unfinished(result: dict[str, Any]) -> str:
+    """A note where games were cut off: their scores are lower than they would have become."""
+    going_on = result["episodes"] - result["finished"]
+    return f"; {going_on} still going on count as they stood" if going_on else ""
+
+
+def _per_game_over(result: dict[str, Any]) -> str:
+    """The score per game over, which does not depend on where the budget of steps ended."""
+    low, high, count = (result[name] for name in ("score_censored_low", "score_censored_high", "game_overs"))
+    played = f"{count:,} game over{'s' if count != 1 else ''} in {result['eval_steps']:,} steps"
+    if not count:
+        return f"more than {low:.2f} (95 %): {played}"
+    return f"{result['score_censored']:.2f} (95 %: {low:.2f} to {high:.2f}): {played}"
 
 
 def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
@@ -300,6 +329,7 @@ def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
 
 
 def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.config import split_groups
     from redline.run.options import build
     from redline.tools import bench
 
@@ -307,8 +337,9 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     if argument and argument not in kinds:
         hint = nearest(argument, kinds) or "."
         raise UserError(f"There is no benchmark '{argument}'{hint} Benchmarks: {', '.join(kinds)}.")
-    wanted = build(BenchOptions, options, "")
-    settings = dataclasses.asdict(wanted)
+    plain, groups = split_groups(options, str(options.get("algo", BenchOptions.algo)))
+    wanted = build(BenchOptions, plain, "")
+    settings = dataclasses.asdict(wanted) | {"env_options": groups["env"], "algo_options": groups[wanted.algo]}
     out = settings.pop("out")
     record = bench.describe_machine(wanted.device)
     for kind in [argument] if argument else list(kinds):
@@ -367,7 +398,13 @@ COMMANDS = {
     "train": Command("trains; the same command again continues", "ENV", _settings, _train, "env. and the algorithm's"),
     "eval": Command("plays held-out seeds greedily and reports the score", "RUN", lambda: EvalOptions, _eval),
     "watch": Command("shows a trained agent in the terminal or as a GIF", "RUN", lambda: WatchOptions, _watch),
-    "bench": Command("throughput on this machine: env or train", "[env|train]", lambda: BenchOptions, _bench),
+    "bench": Command(
+        "throughput on this machine: env or train",
+        "[env|train]",
+        lambda: BenchOptions,
+        _bench,
+        "env. and the algorithm's",
+    ),
     "doctor": Command("what was found and which settings follow", "", lambda: DoctorOptions, _doctor),
     "list": Command("games, algorithms, replay kinds", "", lambda: NoOptions, _list),
 }

@@ -35,6 +35,23 @@ def env_id(game_name: str) -> str:
     return f"redline/{game_name.title().replace('_', '')}-v0"
 
 
+def sample(space: Any, infos: dict[str, Any]) -> Any:
+    """An action of one environment or an array of many, legal where the infos tell what is."""
+    mask = infos.get("action_mask")
+    return space.sample(mask if mask is None or mask.ndim == 1 else tuple(mask))
+
+
+class Legal(gymnasium.spaces.Discrete):
+    """The actions of an environment; a sample is one that may be taken now. For a checker that knows no masks."""
+
+    def __init__(self, env: gym.GameEnv) -> None:
+        super().__init__(int(env.action_space.n))  # type: ignore[attr-defined]
+        self.env = env
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return super().sample(self.env._mask().get("action_mask") if self.env._lanes else mask, probability)
+
+
 def test_every_game_is_registered_once(game_name: str) -> None:
     gym.register()
     gym.register()
@@ -45,8 +62,10 @@ def test_every_game_is_registered_once(game_name: str) -> None:
 
 def test_gymnasium_finds_no_fault(variant: Any) -> None:
     """The checker with warnings as errors: all render modes, determinism, spaces, data that is never reused."""
-    env = gymnasium.make(env_id(variant.game), render_mode="rgb_array", **variant.options)
-    check_env(env.unwrapped)
+    env: Any = gymnasium.make(env_id(variant.game), render_mode="rgb_array", **variant.options).unwrapped
+    warnings.filterwarnings("ignore", r"(?s).*Box observation space (min|max)imum value is -?infinity")
+    env.action_space = Legal(env)
+    check_env(env)
     env.close()
 
 
@@ -55,7 +74,7 @@ def test_spaces_are_the_spec(variant: Any) -> None:
     spec = make(variant.game, **variant.options).spec
     space: Any = env.observation_space
     assert space.shape == spec.obs_shape
-    assert (space.low.min(), space.high.max()) == (0, spec.obs_high)
+    assert (space.low.min(), space.high.max()) == (spec.obs_low, spec.obs_high)
     assert torch.from_numpy(env.reset()[0]).dtype == spec.obs_dtype
     assert env.action_space == gymnasium.spaces.Discrete(spec.num_actions)
 
@@ -65,12 +84,13 @@ def test_single_env_plays_lane_0(variant: Any) -> None:
     env = gymnasium.make(env_id(variant.game), time_limit=20, **variant.options)
     ours = make(variant.game, time_limit=20, **variant.options)
     obs, info = env.reset(seed=8)
-    assert info == {"score": 0, "won": False}
+    assert (info["score"], info["won"]) == (0, False)
+    assert ("action_mask" in info) == ours.spec.masked
     np.testing.assert_array_equal(obs, ours.reset(seed=8)[0].numpy())
     env.action_space.seed(0)
     episodes = 0
     while episodes < 3:
-        action = int(env.action_space.sample())
+        action = int(sample(env.action_space, info))
         obs, reward, terminated, truncated, info = env.step(action)
         step = ours.step(torch.tensor([action]))
         np.testing.assert_array_equal(obs, step.final_obs[0].numpy())
@@ -84,8 +104,38 @@ def test_single_env_plays_lane_0(variant: Any) -> None:
                 "score": step.episode.score.item(),
             }
             assert info["episode_stats"] == stats
-            np.testing.assert_array_equal(env.reset()[0], step.obs[0].numpy())
+            obs, info = env.reset()
+            np.testing.assert_array_equal(obs, step.obs[0].numpy())
             episodes += 1
+
+
+def test_illegal_actions_are_refused_and_change_nothing(variant: Any) -> None:
+    envs: Any = gymnasium.make_vec(env_id(variant.game), num_envs=3, **variant.options)
+    env: Any = gymnasium.make(env_id(variant.game), **variant.options)
+    (obs, infos), (one_obs, info) = envs.reset(seed=[4, 5, 6]), env.reset(seed=6)
+    ours = make(variant.game, **variant.options)
+    ours.reset(seed=6)
+    if not ours.spec.masked:
+        assert "action_mask" not in infos
+        return
+    refused = 0
+    for _ in range(8):
+        mask, actions = info["action_mask"], sample(envs.action_space, infos)
+        assert (mask.dtype, mask.shape) == (np.int8, (ours.spec.num_actions,))
+        np.testing.assert_array_equal(mask, ours.legal()[0].numpy())
+        np.testing.assert_array_equal(mask, infos["action_mask"][2])
+        for illegal in np.flatnonzero(mask == 0)[:2]:
+            told = rf"Action {illegal} is illegal{{}}: {mask.sum()} of the {len(mask)} actions are legal"
+            with pytest.raises(InvalidAction, match=told.format("")):
+                env.step(illegal)
+            with pytest.raises(InvalidAction, match=told.format(" in environment 2")):
+                envs.step(np.array([*actions[:2], illegal]))
+            refused += 1
+        one_obs, _, _, _, info = env.step(actions[2])
+        obs, _, _, _, infos = envs.step(actions)
+        np.testing.assert_array_equal(one_obs, ours.step(torch.tensor([actions[2]])).obs[0].numpy())
+        np.testing.assert_array_equal(one_obs, obs[2])
+    assert refused > 3
 
 
 def test_reset_never_replays() -> None:
@@ -198,7 +248,7 @@ def test_statistics_wrappers_fit_around() -> None:
 
 def test_vector_env_equals_sync_vector_env(variant: Any) -> None:
     """Same seeds and actions through Gymnasium's own vector of single environments: arrays and infos, key by key."""
-    kwargs = {"time_limit": 12, **variant.options} | (SMALL if variant.game == "snake" else {})
+    kwargs = {"time_limit": 12, **variant.options} | (SMALL if variant.game == "snake" else {"height": 6})
     ours = gymnasium.make_vec(env_id(variant.game), num_envs=5, **kwargs)
     theirs = SyncVectorEnv(
         [lambda: gymnasium.make(env_id(variant.game), **kwargs)] * 5, autoreset_mode=AutoresetMode.SAME_STEP
@@ -214,7 +264,7 @@ def test_vector_env_equals_sync_vector_env(variant: Any) -> None:
     assert data_equivalence(infos, their_infos, exact=True)
     endings = 0
     for _ in range(40):
-        actions = ours.action_space.sample()
+        actions = sample(ours.action_space, infos)
         step, their_step = ours.step(actions), theirs.step(actions)
         for x, y in zip(step[:4], their_step[:4], strict=True):
             np.testing.assert_array_equal(x, y)

@@ -31,7 +31,9 @@ def test_steps_are_the_envs(variant: Any) -> None:
     adapter.action_space.seed(0)
     endings = 0
     for _ in range(40):
-        actions = np.array([adapter.action_space.sample() for _ in range(8)])
+        masks = adapter.env_method("action_masks")
+        np.testing.assert_array_equal(np.stack(masks), ours.legal().numpy())
+        actions = np.array([adapter.action_space.sample(mask.astype(np.int8)) for mask in masks])
         obs, rewards, dones, infos = adapter.step(actions)
         step = ours.step(torch.from_numpy(actions))
         np.testing.assert_array_equal(obs, step.obs.numpy())
@@ -50,6 +52,21 @@ def test_steps_are_the_envs(variant: Any) -> None:
                 assert info["is_success"] == step.won[lane].item()
                 endings += 1
     assert endings > 8
+
+
+def test_illegal_actions_are_refused(variant: Any) -> None:
+    adapter = SB3VecEnv(make(variant.game, 16, **variant.options))
+    adapter.reset()
+    masks = adapter.action_masks()
+    if not adapter.env.spec.masked:
+        assert masks.all()
+        return
+    actions = masks.argmax(1)
+    lane = masks.sum(1).argmin()
+    actions[lane] = masks[lane].argmin()
+    told = rf"Action {actions[lane]} is illegal in environment {lane}: {masks[lane].sum()} of the {masks.shape[1]}"
+    with pytest.raises(InvalidAction, match=told):
+        adapter.step(actions)
 
 
 def test_reset_goes_on_and_a_seed_starts_over() -> None:

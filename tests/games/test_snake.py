@@ -12,12 +12,15 @@ from torch import Tensor
 from versus_oracle import state_of
 
 from redline.core import random
+from redline.core.errors import UserError
 from redline.core.records import Events
+from redline.core.select import pack
 from redline.envs import batch, make, make_rules
 from redline.envs.batch import lane_keys
 from redline.games import snake
 from redline.games.snake import Config, State
-from redline.oracles.snake import Oracle
+from redline.oracles.snake import MOVES, Oracle
+from redline.oracles.snake import _path as oracle_path
 
 UP, RIGHT, DOWN, LEFT = range(4)
 
@@ -274,6 +277,67 @@ def test_random_start_is_uniform_and_whole(looks_uniform: Callable[[Tensor], boo
         heads = torch.bincount(state.head[state.heading == heading].long())
         assert (heads > 0).sum() == places
         assert looks_uniform(heads[heads > 0])
+
+
+@pytest.mark.parametrize(("width", "height"), [(6, 4), (5, 4), (4, 5), (5, 5), (7, 9), (32, 32)])
+@pytest.mark.parametrize("start_length", [1, 3])
+def test_long_starts_are_whole_snakes(
+    width: int, height: int, start_length: int, looks_uniform: Callable[[Tensor], bool]
+) -> None:
+    """Every length equally often; each body one piece, the last move leading to its head, the cell ahead free."""
+    longest = min(width * height - 2, 60)
+    config = Config(width=width, height=height, start_length=start_length, long_start=longest)
+    state = snake.init(config, lane_keys(2, torch.arange(3000)))
+    assert looks_uniform(torch.bincount(state.length.long(), minlength=longest + 1)[start_length:])
+    heads = torch.bincount(state.head.long(), minlength=config.cells)
+    assert (heads > 0).sum() > min(config.cells - 10, 900)  # everywhere
+    ages = state.ages.flatten(1)
+    assert torch.equal(ages.max(1).values.long(), state.length.long())
+    assert torch.equal((ages > 0).sum(1), state.length.long())
+    strides = torch.tensor([-width, 1, width, -1])
+    for lane in range(300):
+        length = int(state.length[lane])
+        body = [int((ages[lane] == age).nonzero()) for age in range(length, 0, -1)]
+        assert (body[0], body[-1]) == (state.head[lane], state.tail[lane])
+        places = torch.tensor([(cell // width, cell % width) for cell in body])
+        assert (places.diff(dim=0).abs().sum(1) == 1).all()
+        if length > 1:
+            assert body[0] - body[1] == strides[state.heading[lane].long()]
+        assert ages[lane, state.food[lane].long()] == 0
+    assert torch.equal(state.free, pack(ages == 0))
+    every = [snake.step(config, state, torch.full((3000,), action))[2] for action in range(4)]
+    assert not torch.stack(every).all(0).any()  # none is lost from the beginning
+
+
+@pytest.mark.parametrize(("width", "height"), [(6, 4), (5, 4), (4, 5)])
+def test_a_long_start_can_be_won(width: int, height: int) -> None:
+    """The path's ends meet: who goes on along it wins, however long the snake was."""
+    config = Config(width=width, height=height, long_start=width * height - 2)
+    game = Oracle(config, 0)
+    path, closed = oracle_path(height, width)
+    assert closed
+    ahead = {cell: path[(place + 1) % len(path)] for place, cell in enumerate(path)}
+    for key in range(40):
+        game, over = Oracle(config, key), False
+        while not over:
+            head, (row, column) = game.body[0], ahead[game.body[0]]
+            _, over, truncated, _, won = game.step(MOVES.index((row - head[0], column - head[1])))
+            assert not truncated
+        assert won
+
+
+def test_long_starts_that_are_not_longer_change_nothing() -> None:
+    keys = lane_keys(2, torch.arange(50))
+    plain = snake.init(Config(start="random", start_length=4), keys)
+    for long_start in (1, 4):
+        same = snake.init(Config(start="random", start_length=4, long_start=long_start), keys)
+        assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
+
+
+@pytest.mark.parametrize("long_start", [-1, 99, 1000])
+def test_impossible_long_starts(long_start: int) -> None:
+    with pytest.raises(UserError, match=rf"env.long_start is {long_start}; .* up to 98 cells"):
+        Config(long_start=long_start)
 
 
 def test_a_hamiltonian_cycle_wins_every_game() -> None:

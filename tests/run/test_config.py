@@ -143,7 +143,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
         ({"algo_options": {"huber": 0.0}}, "dqn.huber is 0.0; expected a number above 0"),
         ({"algo_options": {"gamma": 1.5}}, "dqn.gamma is 1.5; expected a number from 0 to 1"),
         ({"algo_options": {"learning_rate": 0.0}}, "dqn.learning_rate is 0.0; expected a number above 0"),
-        ({"algo_options": {"hidden": ()}}, "dqn.hidden is .*; expected one or more layer widths"),
+        ({"algo_options": {"hidden": (64, 0)}}, "dqn.hidden is .*; expected layer widths"),
     ],
 )
 def test_impossible_wishes(wishes: dict[str, Any], sentence: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,14 +13,15 @@ from torch import Tensor
 
 from redline import envs, oracles
 from redline.core.errors import UserError
+from redline.core.records import Events, Spec
 from redline.envs import batch
 from redline.run import evaluate as module
-from redline.run.evaluate import HELD_OUT, Evaluation, evaluate
+from redline.run.evaluate import HELD_OUT, Evaluation, evaluate, greedy, poisson_interval
 
 CPU = torch.device("cpu")
 
 
-def erratic(obs: Tensor) -> Tensor:
+def erratic(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
     """A policy that looks at every cell, so that a wrong board shows: games of many lengths, some with food."""
     flat = obs.flatten(1).to(torch.int64)
     weights = torch.arange(1, flat.shape[1] + 1) * 2654435761 % 1013
@@ -85,9 +88,9 @@ def test_the_first_to_finish_are_not_preferred(monkeypatch: pytest.MonkeyPatch) 
 def test_leaving_idle_slots_out_changes_nothing(look_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = set()
 
-    def watched(obs: Tensor) -> Tensor:
+    def watched(obs: Tensor, legal: Tensor | None) -> Tensor:
         sizes.add(len(obs))
-        return erratic(obs)
+        return erratic(obs, legal)
 
     monkeypatch.setattr(module, "_MAX_SLOTS", 16)
     monkeypatch.setattr(module, "_LOOK_EVERY", look_every)
@@ -120,18 +123,33 @@ def test_held_out_games_are_not_those_of_training() -> None:
     assert all(not held_out & keys(seed) for seed in range(20))
 
 
-def test_summary_by_hand() -> None:
-    outcome = Evaluation(
-        torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64),
-        torch.tensor([10.0, 20.0, 30.0, 40.0], dtype=torch.float64),
-        torch.tensor([False, False, True, True]),
+def by_hand(scores: list[float], ended: str = "") -> Evaluation:
+    """Games of 10, 20, … steps; of each `ended` says how: x terminated, w won, t truncated, . still going on."""
+    ended = ended or "x" * len(scores)
+    return Evaluation(
+        torch.tensor(scores, dtype=torch.float64),
+        torch.arange(1, len(scores) + 1).double() * 10,
+        torch.tensor([how == "w" for how in ended]),
+        torch.tensor([how in "xw" for how in ended]),
+        torch.tensor([how != "." for how in ended]),
     )
-    assert outcome.summary() == {
+
+
+def test_summary_by_hand() -> None:
+    assert by_hand([1, 2, 3, 6], "xxww").summary() == {
         "episodes": 4,
+        "finished": 4,
+        "game_overs": 4,
+        "eval_steps": 100,
+        "stopped_by": "episodes",
         "score_mean": 3.0,
         "score_ci95": pytest.approx(1.96 * math.sqrt((4 + 1 + 0 + 9) / 3) / 2),
         "score_min": 1.0,
         "score_max": 6.0,
+        "total_score": 12.0,
+        "score_censored": 3.0,
+        "score_censored_low": pytest.approx(12 / 10.2416, rel=1e-5),
+        "score_censored_high": pytest.approx(12 / 1.08987, rel=1e-5),
         "length_mean": 25.0,
         "win_rate": 0.5,
         "steps_per_win": 35.0,
@@ -139,22 +157,175 @@ def test_summary_by_hand() -> None:
 
 
 def test_summary_of_one_game_without_a_win() -> None:
-    one: Any = torch.tensor([4.0], dtype=torch.float64)
-    summary = Evaluation(one, one, torch.tensor([False])).summary()
+    summary = by_hand([4]).summary()
     assert (summary["score_mean"], summary["score_ci95"]) == (4.0, 0.0)
     assert (summary["win_rate"], summary["steps_per_win"]) == (0.0, None)
+
+
+def test_games_that_did_not_end_count_with_their_score_and_as_no_game_over() -> None:
+    summary = replace(by_hand([5, 7, 10, 2], "xt.x"), stopped_by="max_steps").summary()
+    assert (summary["episodes"], summary["finished"], summary["game_overs"]) == (4, 3, 2)
+    assert (summary["total_score"], summary["score_mean"], summary["score_censored"]) == (24, 6, 12)
+    assert summary["stopped_by"] == "max_steps"
+
+
+def test_no_game_over_gives_a_lower_bound_only() -> None:
+    summary = by_hand([50, 50], "..").summary()
+    assert (summary["score_censored"], summary["score_censored_high"]) == (None, None)
+    assert summary["score_censored_low"] == pytest.approx(100 / 3.68888, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(0, 0.0, 3.6889), (1, 0.0253, 5.5716), (2, 0.2422, 7.2247), (10, 4.7954, 18.3904)]
+)
+def test_poisson_interval_of_the_tables(count: int, low: float, high: float) -> None:
+    """Values of Garwood (1936), as statistics books print them."""
+    assert poisson_interval(count) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_poisson_interval_leaves_the_tails(count: int) -> None:
+    def at_most(events: int, expected: float) -> float:
+        return sum(math.exp(k * math.log(expected) - expected - math.lgamma(k + 1)) for k in range(events + 1))
+
+    low, high = poisson_interval(count)
+    assert at_most(count, high) == pytest.approx(0.025, rel=1e-6)
+    assert 1 - at_most(count - 1, low) == pytest.approx(0.025, rel=1e-6)
+
+
+def test_poisson_interval_of_many() -> None:
+    low, high = poisson_interval(1_000_000)
+    assert (low, high) == (pytest.approx(1e6 - 1960, abs=3), pytest.approx(1e6 + 1960, abs=4))
+
+
+def until_the_budget(rules: envs.Rules, slots: int, steps: int) -> list[tuple[int, int, bool]]:
+    """Games one after another in each slot until it has played `steps`, the last one as it stands then."""
+    oracle, results = oracles.load("snake"), []
+    for slot in range(slots):
+        left, episode = steps, 0
+        while left:
+            game = oracle(rules.config, oracles.episode_key(HELD_OUT, slot, episode))
+            score = length = 0
+            over = False
+            while left and not over:
+                _, terminated, truncated, points, _ = game.step(int(erratic(torch.tensor([game.observe()]))))
+                score, length, left, over = score + points, length + 1, left - 1, terminated or truncated
+            results.append((score, length, over))
+            episode += 1
+    return results
+
+
+@pytest.mark.parametrize("look_every", [1, 7, 256])
+def test_with_a_budget_every_slot_plays_on_until_it_is_spent(look_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY_LONG", look_every)
+    told: list[int] = []
+    outcome = evaluate(small(), erratic, 5, CPU, progress=told.append, max_steps=203)
+    expected = until_the_budget(small(), 5, 41)  # 203 steps over 5 slots, rounded up
+    found = zip(outcome.scores.tolist(), outcome.lengths.tolist(), outcome.finished.tolist(), strict=True)
+    assert list(found) == expected
+    assert len(expected) > 10
+    assert not all(over for _, _, over in expected)
+    summary = outcome.summary()
+    assert (summary["stopped_by"], summary["eval_steps"]) == ("max_steps", 205)
+    assert summary["total_score"] == sum(score for score, _, _ in expected)
+    assert summary["game_overs"] == summary["finished"] == sum(over for _, _, over in expected)
+    assert summary["score_censored"] == summary["total_score"] / summary["game_overs"]
+    assert told == sorted(told)
+    assert told[-1] == 203
+
+
+def test_without_a_budget_the_estimate_is_the_mean() -> None:
+    outcome = evaluate(small(), erratic, 12, CPU)
+    assert outcome.game_over.all()
+    assert outcome.summary()["score_censored"] == outcome.scores.mean().item()
+
+
+def test_truncated_games_are_no_game_overs() -> None:
+    outcome = evaluate(small(6), erratic, 12, CPU)
+    assert torch.equal(outcome.game_over, outcome.lengths < 6)
+    assert outcome.finished.all()
+
+
+def test_a_slot_that_would_play_for_ever_is_stopped() -> None:
+    """The rest of its quota is left; what has ended by then is as without the bound."""
+    whole = as_list(evaluate(small(), erratic, 12, CPU))
+    outcome = evaluate(small(), erratic, 12, CPU, slot_steps=5)
+    assert [(min(length, 5), length <= 5) for _, length, _ in whole] == list(
+        zip(outcome.lengths.tolist(), outcome.finished.tolist(), strict=True)
+    )
+    assert not outcome.finished.all()
+    assert outcome.stopped_by == "max_steps"
+    assert evaluate(small(), erratic, 12, CPU, slot_steps=10_000).stopped_by == "episodes"
+
+
+def test_compiled_games_are_the_same() -> None:
+    torch.compiler.reset()
+    said: list[str] = []
+    fast = evaluate(small(), erratic, 8, CPU, max_steps=400, compile=True, notify=said.append)
+    assert as_list(fast) == as_list(evaluate(small(), erratic, 8, CPU, max_steps=400))
+    assert said == []  # it was compiled
+
+
+class Counting(NamedTuple):
+    at: Tensor  # (N,) int32
+    key: Tensor
+
+
+def one_legal() -> envs.Rules:
+    """A game of four actions of which one is legal, another one every step; an illegal one ends it, the tenth step too."""
+
+    def legal(config: Any, state: Counting) -> Tensor:  # noqa: ARG001
+        return torch.arange(4) == ((state.at + state.key) % 4).unsqueeze(1)
+
+    def step(config: Any, state: Counting, action: Tensor) -> Any:
+        right = legal(config, state).gather(1, action.unsqueeze(1)).squeeze(1)
+        after = state._replace(at=state.at + 1)
+        false = torch.zeros_like(right)
+        return after, right.float(), ~right | (after.at == 10), Events(right.to(torch.int32), false, false)
+
+    spec = Spec((1,), torch.float32, (1.0,), 10, 4, "right ones", masked=True)
+    return envs.Rules(
+        SimpleNamespace(  # type: ignore[arg-type]
+            spec=lambda config: spec,  # noqa: ARG005
+            init=lambda config, key: Counting(torch.zeros_like(key), key),  # noqa: ARG005
+            observe=lambda config, state: state.at.float().unsqueeze(1),  # noqa: ARG005
+            step=step,
+            legal=legal,
+        ),
+        None,
+        0,
+    )
+
+
+def test_the_policy_is_told_what_is_legal() -> None:
+    class Net(torch.nn.Module):
+        """Likes action 2 best, of those it may take."""
+
+        def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+            assert legal is not None
+            return torch.tensor([0.0, 1, 3, 2]).expand(len(obs), 4).masked_fill(~legal, -1e9)
+
+    outcome = evaluate(one_legal(), greedy(Net(), CPU), 6, CPU)
+    assert outcome.scores.tolist() == [10.0] * 6
+    blind = evaluate(one_legal(), lambda obs, _: torch.full((len(obs),), 2), 6, CPU)
+    assert blind.scores.max() < 2
 
 
 def test_wins_are_counted() -> None:
     """Along a closed path through all cells of a 4x4 board every game is won, with 13 foods."""
     path = torch.tensor([[2, 3, 3, 3], [2, 1, 2, 0], [2, 0, 2, 0], [1, 0, 1, 0]]).flatten()
 
-    def around(obs: Tensor) -> Tensor:
+    def around(obs: Tensor, legal: Tensor | None) -> Tensor:  # noqa: ARG001
         return path[obs[:, 1].flatten(1).to(torch.int64).argmax(1)]
 
     summary = evaluate(envs.make_rules("snake", {"width": 4, "height": 4}), around, 5, CPU).summary()
     assert (summary["win_rate"], summary["score_min"], summary["score_max"]) == (1.0, 13.0, 13.0)
     assert summary["steps_per_win"] == summary["length_mean"]
+
+
+def test_a_negative_budget() -> None:
+    with pytest.raises(UserError, match="max_steps is -1; expected 0"):
+        evaluate(small(), erratic, 4, CPU, max_steps=-1)
 
 
 @pytest.mark.parametrize("episodes", [0, -3])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +21,12 @@ from redline.tools import draw, watch
 UP = 0
 
 
-def go_up(obs: Tensor) -> Tensor:
+def go_up(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
     assert obs.shape[0] == 1
     return torch.tensor([UP])
 
 
-def around(obs: Tensor) -> Tensor:
+def around(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
     """Along a closed path through all cells of a 4x4 board: a game played so is won.
 
     v < < <
@@ -90,6 +92,21 @@ def test_the_game_is_lane_0_of_the_seed() -> None:
     assert len(set(boards)) == 5
 
 
+def test_the_agent_is_told_what_is_legal() -> None:
+    """An illegal placement would end the game; in Snake nothing is forbidden."""
+
+    def first_legal(obs: Tensor, legal: Tensor | None) -> Tensor:
+        assert legal is not None
+        assert legal.shape == (len(obs), 34)
+        return torch.where(torch.arange(34) >= 9, 2, 1).mul(legal).argmax(1)
+
+    for frame in itertools.islice(watch.play(envs.make_rules("tetris"), first_legal, 3), 5):
+        assert not frame.ended
+    told: list[Any] = []
+    next(itertools.islice(watch.play(small_rules(), lambda obs, legal: told.append(legal) or go_up(obs), 3), 1, 2))
+    assert told == [None]
+
+
 def test_outcomes() -> None:
     out = io.StringIO()
     (won,) = watch.play_terminal(small_rules(), around, 0, out=out)
@@ -145,7 +162,7 @@ def test_drawn_in_place(terminal: Terminal, slept: list[float]) -> None:
 
 
 def test_time_lost_to_a_slow_agent_is_not_caught_up(terminal: Terminal, slept: list[float]) -> None:
-    def slow_once(obs: Tensor) -> Tensor:
+    def slow_once(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
         if 7.0 not in slept:
             watch.time.sleep(7.0)
         return go_up(obs)
@@ -156,7 +173,7 @@ def test_time_lost_to_a_slow_agent_is_not_caught_up(terminal: Terminal, slept: l
 
 
 def test_the_terminal_is_given_back_after_ctrl_c(terminal: Terminal, slept: list[float]) -> None:
-    def interrupted(obs: Tensor) -> Tensor:
+    def interrupted(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
         if len(slept) == 2:
             raise KeyboardInterrupt
         return go_up(obs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -15,7 +16,20 @@ from redline.core.records import Episode, Spec
 from redline.envs import batch
 from redline.envs.batch import Lanes, Rules
 
-__all__ = ["Env", "EnvStep", "Lanes", "Rules", "make", "make_rules"]
+__all__ = [
+    "Env",
+    "EnvStep",
+    "Lanes",
+    "Rules",
+    "change_rules",
+    "live_rules",
+    "make",
+    "make_rules",
+    "set_live",
+    "with_live",
+]
+
+_LIVE_DTYPES = {int: torch.int32, float: torch.float32}
 
 
 class EnvStep(NamedTuple):
@@ -78,10 +92,17 @@ class Env:
 
 def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
     """The game called `name` with its options set; an unknown option names the nearest."""
+    if time_limit < 0:
+        raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
     game = games.load(name)
-    known = {field.name for field in dataclasses.fields(game.Config)}
-    types = get_type_hints(game.Config)
-    for option, value in (options or {}).items():
+    return change_rules(Rules(game, game.Config(), time_limit), options or {}, name)
+
+
+def change_rules(rules: Rules, options: Mapping[str, Any], name: str = "The game") -> Rules:
+    """`rules` with some options set anew; unknown ones and impossible values are errors."""
+    known = {field.name for field in dataclasses.fields(rules.config)}
+    types = get_type_hints(type(rules.config))
+    for option, value in options.items():
         if option not in known:
             hint = nearest(option, known) or "."
             raise UserError(f"{name} has no option '{option}'{hint} Options: {', '.join(sorted(known))}.")
@@ -90,9 +111,41 @@ def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: 
         if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
             expected = "a whole number" if types[option] is int else "a number"
             raise UserError(f"env.{option} is {value!r}; expected {expected}.")
-    if time_limit < 0:
-        raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
-    return Rules(game, game.Config(**(options or {})), time_limit)
+        if types[option] is bool and not isinstance(value, bool):
+            raise UserError(f"env.{option} is {value!r}; expected true or false.")
+    return rules._replace(config=dataclasses.replace(rules.config, **options))
+
+
+def live_rules(rules: Rules, names: Iterable[str], device: torch.device | str) -> Rules:
+    """The same rules with the options `names` as 0-dim tensors on `device`: int32 for whole numbers, float32 for others.
+
+    What was compiled or captured with them sees every value that `set_live` gives them. A game lists in `LIVE` the options
+    it uses so that they may be tensors. The numbers that come of it are those of plain options, bit for bit.
+    """
+    config, types = copy.copy(rules.config), get_type_hints(type(rules.config))
+    for name in names:
+        if name not in rules.game.LIVE or types[name] not in _LIVE_DTYPES:
+            raise ValueError(f"option {name} cannot be live; LIVE has {rules.game.LIVE}")
+        value = torch.tensor(getattr(rules.config, name), dtype=_LIVE_DTYPES[types[name]], device=device)
+        object.__setattr__(config, name, value)  # past the frozen dataclass, and past its checks, which read numbers
+    return rules._replace(config=config)
+
+
+def with_live(plain: Rules, live: Rules) -> Rules:
+    """`plain` with the live options of `live`: the same tensors, so that `set_live` reaches both."""
+    config = copy.copy(plain.config)
+    for field in dataclasses.fields(live.config):
+        if isinstance(value := getattr(live.config, field.name), Tensor):
+            object.__setattr__(config, field.name, value)
+    return plain._replace(config=config)
+
+
+def set_live(live: Rules, plain: Rules) -> None:
+    """Give the live options the values they have in `plain`, in place. Does not wait for the device."""
+    for field in dataclasses.fields(live.config):
+        value = getattr(live.config, field.name)
+        if isinstance(value, Tensor):
+            value.fill_(getattr(plain.config, field.name))
 
 
 def make(

@@ -5,7 +5,8 @@
     envs = gymnasium.make_vec("redline/Snake-v0", num_envs=64, device="cuda")
 
 `info` holds `score` and `won`, and when an episode ends its result (`r`, `l`, `score`) under `episode_stats`.
-(Not under `episode`: Gymnasium's RecordEpisodeStatistics refuses an environment that has taken that key.)
+(Not under `episode`: Gymnasium's RecordEpisodeStatistics refuses an environment that has taken that key.) In a game with
+illegal actions `info["action_mask"]` (int8, 1: legal) tells which may be taken now; `action_space.sample` takes it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class GameEnv(gymnasium.Env[Array, np.int64]):
         elif not self._ended:
             self._lanes = next_episode(self._rules, self._lanes, torch.ones(1, dtype=torch.bool, device=self._device))
         self._board, self._ended = self._lanes.game, False
-        return self._observe(), {"score": 0, "won": False}
+        return self._observe(), {"score": 0, "won": False} | self._mask()
 
     def step(self, action: int | np.int64) -> tuple[Array, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._lanes is None or self._ended:
@@ -95,12 +96,15 @@ class GameEnv(gymnasium.Env[Array, np.int64]):
                 f"step expects an integer action from 0 to {self._spec.num_actions - 1}, "
                 f"got {action!r} ({type(action).__name__})."
             )
+        legal = batch.legal(self._rules, self._lanes.game)
+        if legal is not None:
+            check_legal(np.array([action]), to_numpy(legal))
         played = torch.tensor([int(action)], device=self._device)
         self._lanes, step = batch.step(self._rules, self._lanes, played)
         self._board = step.final_state
         terminated, truncated = bool(step.terminated), bool(step.truncated)
         self._ended = terminated or truncated
-        info: dict[str, Any] = {"score": int(step.episode.score), "won": bool(step.won)}
+        info: dict[str, Any] = {"score": int(step.episode.score), "won": bool(step.won)} | self._mask()
         if self._ended:
             info["episode_stats"] = {name: array.item() for name, array in episode_stats(step.episode).items()}
         return self._observe(), float(step.reward), terminated, truncated, info
@@ -115,6 +119,9 @@ class GameEnv(gymnasium.Env[Array, np.int64]):
     def _observe(self) -> Array:
         obs: Array = to_numpy(self._rules.game.observe(self._rules.config, self._board))[0]
         return obs
+
+    def _mask(self) -> dict[str, Array]:
+        return {name: mask[0] for name, mask in action_mask(self._rules, self._board).items()}
 
 
 class GameVectorEnv(VectorEnv[Array, Array, Array]):
@@ -163,13 +170,17 @@ class GameVectorEnv(VectorEnv[Array, Array, Array]):
                 raise UserError("The first reset starts every environment; leave reset_mask out.")
             self._lanes = fresh if self._lanes is None else where(chosen, fresh, self._lanes)
         infos: dict[str, Any] = {}
-        _add_infos(infos, {"score": np.zeros(self.num_envs, np.int64), "won": np.zeros(self.num_envs, np.bool_)}, mask)
+        present = {"score": np.zeros(self.num_envs, np.int64), "won": np.zeros(self.num_envs, np.bool_)}
+        _add_infos(infos, present | action_mask(self._rules, self._lanes.game), mask)
         return self._observe(self._lanes.game), infos
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         if self._lanes is None:
             raise ResetNeeded("step was called before the first reset; call reset first.")
         chosen = checked_actions(actions, self.num_envs, self._spec.num_actions)
+        legal = batch.legal(self._rules, self._lanes.game)
+        if legal is not None:
+            check_legal(chosen, to_numpy(legal))
         self._lanes, step = batch.step(self._rules, self._lanes, torch.as_tensor(chosen, device=self._device))
         terminated, truncated, won = (to_numpy(x) for x in (step.terminated, step.truncated, step.won))
         stats = episode_stats(step.episode)
@@ -182,12 +193,13 @@ class GameVectorEnv(VectorEnv[Array, Array, Array]):
             for lane, obs in zip(np.flatnonzero(ended), last, strict=True):
                 final_obs[lane] = obs
             final_info: dict[str, Any] = {}
-            _add_infos(final_info, {"score": stats["score"].copy(), "won": won.copy(), "episode_stats": stats}, ended)
+            result = {"score": stats["score"].copy(), "won": won.copy(), "episode_stats": stats}
+            _add_infos(final_info, result | action_mask(self._rules, step.final_state), ended)
             infos |= {"final_obs": final_obs, "_final_obs": ended.copy()}
             infos |= {"final_info": final_info, "_final_info": ended.copy()}
         # Of the episode now under way: a new one has no score yet.
         present = {"score": np.where(ended, 0, stats["score"]), "won": won & ~ended}
-        _add_infos(infos, present, np.ones(self.num_envs, np.bool_))
+        _add_infos(infos, present | action_mask(self._rules, self._lanes.game), np.ones(self.num_envs, np.bool_))
         reward = to_numpy(step.reward).astype(np.float64)
         return self._observe(self._lanes.game), reward, terminated, truncated, infos
 
@@ -230,6 +242,23 @@ def checked_actions(actions: Any, num_envs: int, num_actions: int) -> Array:
     return given.astype(np.int64)
 
 
+def check_legal(actions: Array, legal: Array) -> None:
+    """Raise where one of actions (N,) is illegal in its game. legal (N, A) bool."""
+    lanes = np.arange(len(actions))
+    for lane in lanes[~legal[lanes, actions]]:
+        place = f" in environment {lane}" if len(actions) > 1 else ""
+        raise InvalidAction(
+            f"Action {actions[lane]} is illegal{place}: {legal[lane].sum()} of the {legal.shape[1]} actions are legal "
+            "now, those where info['action_mask'] is 1."
+        )
+
+
+def action_mask(rules: Rules, state: Any) -> dict[str, Array]:
+    """`action_mask` (N, A) int8, as Gymnasium's own environments have it; nothing where every action is always legal."""
+    legal = batch.legal(rules, state)
+    return {} if legal is None else {"action_mask": to_numpy(legal).astype(np.int8)}
+
+
 def next_episode(rules: Rules, lanes: Lanes, chosen: Tensor) -> Lanes:
     """Leave the episode under way in the lanes `chosen` (N,) bool, and start each one's next."""
     played = lanes.played + chosen.to(torch.int32)
@@ -245,7 +274,8 @@ def next_episode(rules: Rules, lanes: Lanes, chosen: Tensor) -> Lanes:
 def game_spaces(spec: Spec) -> tuple[spaces.Box, spaces.Discrete]:
     """Observation and action space of one game."""
     dtype = torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
-    return spaces.Box(0, spec.obs_high, spec.obs_shape, dtype.type), spaces.Discrete(spec.num_actions)
+    box = spaces.Box(spec.obs_low, spec.obs_high, spec.obs_shape, dtype.type)
+    return box, spaces.Discrete(spec.num_actions)
 
 
 def to_numpy(x: Tensor) -> Array:
@@ -276,13 +306,13 @@ def draw(rules: Rules, state: Any, render_mode: str | None) -> tuple[Any, ...]:
 
 
 def _add_infos(infos: dict[str, Any], values: dict[str, Any], mask: NDArray[np.bool_]) -> None:
-    """Gymnasium's vector infos: values (N,), zero in lanes that have none, beside the mask of those that have."""
+    """Gymnasium's vector infos: values (N, …), zero in lanes that have none, beside the mask of those that have."""
     for name, value in values.items():
         if isinstance(value, dict):
             infos[name] = {}
             _add_infos(infos[name], value, mask)
         else:
-            infos[name] = np.where(mask, value, value.dtype.type(0))
+            infos[name] = np.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, value.dtype.type(0))
         infos[f"_{name}"] = mask.copy()
 
 

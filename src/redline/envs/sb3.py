@@ -13,8 +13,17 @@ import numpy as np
 import torch
 
 from redline.core.errors import UserError
-from redline.envs import Env
-from redline.envs.gym import Array, checked_actions, draw, episode_stats, game_spaces, next_episode, to_numpy
+from redline.envs import Env, batch
+from redline.envs.gym import (
+    Array,
+    check_legal,
+    checked_actions,
+    draw,
+    episode_stats,
+    game_spaces,
+    next_episode,
+    to_numpy,
+)
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -51,7 +60,11 @@ class SB3VecEnv(VecEnv):
         return to_numpy(obs)
 
     def step_async(self, actions: Array) -> None:
-        self._actions = torch.as_tensor(checked_actions(actions, self.num_envs, self.env.spec.num_actions))
+        checked = checked_actions(actions, self.num_envs, self.env.spec.num_actions)
+        legal = None if self.env.lanes is None else batch.legal(self.env.rules, self.env.lanes.game)
+        if legal is not None:
+            check_legal(checked, to_numpy(legal))
+        self._actions = torch.as_tensor(checked)
 
     def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
         step = self.env.step(self._actions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from torch import Tensor
@@ -17,12 +18,14 @@ class Game(Protocol):
 
     VERSION: int
     PALETTE: tuple[tuple[str, tuple[int, int, int]], ...]
-    HIDDEN: tuple[str, ...]
+    HIDDEN: tuple[str, ...]  # fields of State that `observe` never reads
+    LIVE: tuple[str, ...]  # options that may be 0-dim tensors: used in tensor arithmetic only, never branched on
+    CURRICULUM: tuple[tuple[str, float, float, dict[str, Any]], ...]  # phases to train with: name, from, to, options
     Config: type[Any]
     State: type[Any]
 
     def spec(self, config: Any) -> Spec: ...
-    def suggest(self, hardware: Hardware) -> dict[str, tuple[Any, str]]: ...
+    def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]: ...
     def init(self, config: Any, key: Tensor) -> Any: ...
     def step(self, config: Any, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Events]: ...
     def observe(self, config: Any, state: Any) -> Tensor: ...

@@ -10,6 +10,7 @@ Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Events, Hardware, Spec
-from redline.core.select import full_set, nth_cell, one_cell
+from redline.core.records import Events, Hardware, Spec, where
+from redline.core.select import full_set, nth_cell, one_cell, pack
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
 
@@ -30,7 +31,11 @@ PALETTE = (  # what `cells` numbers: name and colour
     ("food", (226, 74, 62)),
 )
 
-_PLACE, _TURN = -1, -2  # draws made once an episode; the draw of a food is numbered by the snake's length
+# Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
+LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_step", "reward_closer")
+CURRICULUM: tuple[tuple[str, float, float, dict[str, Any]], ...] = ()  # no phases: none was found that trains better
+
+_PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Config:
     height: int = 10  # rows, 4 to 32
     start_length: int = 3  # of a new snake, laid out straight
     start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
+    long_start: int = 0  # above start_length: new snakes of any length up to this, laid back and forth; 0: none
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
     view: Literal["planes", "centred"] = "planes"  # whole board; or seen from the head, heading up, relative actions
     sight: int = (
@@ -60,6 +66,11 @@ class Config:
             raise UserError(
                 f"env.start_length is {self.start_length}; a snake on a {self.width}x{self.height} board can start "
                 f"with 1 to {min(self.width, self.height)} cells. Take a shorter snake or a larger board."
+            )
+        if not 0 <= self.long_start <= self.cells - 2:
+            raise UserError(
+                f"env.long_start is {self.long_start}; a snake on a {self.width}x{self.height} board can start with up "
+                f"to {self.cells - 2} cells (0: all start with start_length)."
             )
         if self.start not in ("centre", "random"):
             raise UserError(f"env.start is '{self.start}'; expected centre or random.")
@@ -112,12 +123,13 @@ def spec(config: Config) -> Spec:
         obs_high=config.cells,
         num_actions=4 if config.view == "planes" else 3,
         score_name="foods",
+        truncates=True,  # by starvation
     )
 
 
-def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
-    """Options to train with on this hardware, each with its reason."""
-    del hardware
+def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
+    """Options to train with on this hardware, each with its reason; `wanted` are those that were asked for."""
+    del hardware, wanted
     return {
         "view": ("centred", "seen from the head, what is learned in one corner holds in all"),
         "sight": (4, "the near cells and the way to the food: a quarter of the inputs of the whole board"),
@@ -126,6 +138,37 @@ def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
 
 def init(config: Config, key: Tensor) -> State:
     """New games from their streams. key (N,) int32."""
+    long_start: Any = config.long_start
+    if isinstance(long_start, Tensor):  # live, its value is not known here: both are made, and it chooses
+        body = where(long_start > config.start_length, _coiled(config, key), _straight(config, key))
+    else:
+        body = (_coiled if long_start > config.start_length else _straight)(config, key)
+    return State(
+        ages=body.ages,
+        head=body.head.to(torch.int16),
+        food=_new_food(config, body.free, key, body.length).to(torch.int16),
+        heading=body.heading.to(torch.int8),
+        tail=body.tail.to(torch.int16),
+        free=body.free,
+        length=body.length.to(torch.int16),
+        hunger=torch.zeros_like(key, dtype=torch.int16),
+        key=key,
+    )
+
+
+class _Body(NamedTuple):
+    """Snakes of new games: as in State, int32 but for `ages`."""
+
+    ages: Tensor
+    head: Tensor
+    heading: Tensor
+    tail: Tensor
+    free: Tensor
+    length: Tensor
+
+
+def _straight(config: Config, key: Tensor) -> _Body:
+    """Snakes of start_length, laid out straight."""
     height, width, length = config.height, config.width, config.start_length
     if config.start == "random":
         heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
@@ -149,18 +192,52 @@ def init(config: Config, key: Tensor) -> State:
         cell = head - behind * stride
         free = free & ~one_cell(cell, config.cells)
         ages = torch.where(_at(config, cell), length - behind, ages)
-    lengths = torch.full_like(key, length)
-    return State(
-        ages=ages,
-        head=head.to(torch.int16),
-        food=_new_food(config, free, key, lengths).to(torch.int16),
-        heading=heading.to(torch.int8),
-        tail=(head - (length - 1) * stride).to(torch.int16),
-        free=free,
-        length=lengths.to(torch.int16),
-        hunger=torch.zeros_like(key, dtype=torch.int16),
-        key=key,
-    )
+    return _Body(ages, head, heading, head - (length - 1) * stride, free, torch.full_like(key, length))
+
+
+def _coiled(config: Config, key: Tensor) -> _Body:
+    """Snakes of start_length to long_start cells, laid anywhere along `_path`; it goes on before and behind them."""
+    places, closed = _path(config, key.device)
+    more: Any = config.long_start - config.start_length + 1
+    more = more.clamp(min=1) if isinstance(more, Tensor) else more
+    length = config.start_length + random.below(random.bits(key, _LENGTH), more).to(torch.int32)
+    place = random.bits(key, _PLACE)
+    start = random.below(place, config.cells) if closed else 1 + random.below(place, config.cells - 1 - length)
+    start = start.to(torch.int32)  # the tail's place on the path
+
+    behind = places.view(1, -1) - start.view(-1, 1)  # (N, C): cells of the path from the tail to here
+    behind = torch.where(behind < 0, behind + config.cells, behind)
+    ages = torch.where(behind < length.view(-1, 1), behind + 1, 0)
+    # The path the other way round: the cell at each place.
+    every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
+    cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
+    head_place = (start + length - 1) % config.cells
+    head, neck = cell[head_place], cell[(head_place + config.cells - 1) % config.cells]
+    stride = head - neck
+    heading = torch.where(stride == 1, 1, torch.where(stride == -1, 3, torch.where(stride > 0, 2, 0)))
+    ages = ages.to(_age_dtype(config)).view(-1, config.height, config.width)
+    return _Body(ages, head, heading.to(torch.int32), cell[start], pack(ages.flatten(1) == 0), length)
+
+
+def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:
+    """The place (C,) int32 of every cell on a path back and forth over the whole board; and whether its ends meet.
+
+    0 1 2 3     Where they meet a snake can follow it for ever: no start is lost from the beginning. That takes an even
+    7 6 5 4     number of rows (the first column is then the way back, from 7 to 0 here) or, with rows and columns
+                exchanged, of columns; else the path ends in a corner.
+    """
+    every = torch.arange(config.cells, dtype=torch.int32, device=device)
+    row, column = _row_column(config, every)
+    height, width = config.height, config.width
+    closed = height % 2 == 0 or width % 2 == 0
+    if height % 2 and closed:
+        row, column, height, width = column, row, width, height
+    if not closed:
+        return row * width + torch.where(row % 2 == 0, column, width - 1 - column), False
+    across = torch.where(row % 2 == 0, column - 1, width - 1 - column)
+    there = 1 + row * (width - 1) + across
+    back = torch.where(row == 0, 0, config.cells - row)
+    return torch.where(column == 0, back, there), True
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
@@ -196,9 +273,10 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
         + config.reward_win * won.to(torch.float32)
         + config.reward_death * died.to(torch.float32)
     )
-    if config.reward_closer:
+    closer: Any = config.reward_closer
+    if isinstance(closer, Tensor) or closer:
         nearer = _distance(config, head, food) - _distance(config, target, food)
-        reward = reward + config.reward_closer * nearer.to(torch.float32)
+        reward = reward + closer * nearer.to(torch.float32)
 
     new_state = State(
         ages=ages,

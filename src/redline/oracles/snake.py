@@ -11,12 +11,34 @@ from redline.oracles import bits
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: rows, columns
 
 
+def _path(height: int, width: int) -> tuple[list[tuple[int, int]], bool]:
+    """Every cell once, each beside the one before, and whether the last is beside the first: possible on even boards."""
+    if height % 2 and width % 2:
+        rows = [[(row, column) for column in range(width)] for row in range(height)]
+        return [cell for row, line in enumerate(rows) for cell in (reversed(line) if row % 2 else line)], False
+    if height % 2:
+        return [(row, column) for column, row in _path(width, height)[0]], True
+    path = [(0, 0)]
+    for row in range(height):
+        columns = range(width - 1, 0, -1) if row % 2 else range(1, width)
+        path += [(row, column) for column in columns]
+    return path + [(row, 0) for row in range(height - 1, 0, -1)], True
+
+
 class Oracle:
     """One game of Snake."""
 
     def __init__(self, config: Config, key: int) -> None:
         self.config, self.key = config, key
         self.hunger = 0
+        if config.long_start > config.start_length:
+            self._coil()
+        else:
+            self._lay_straight()
+        self.food = self._new_food()
+
+    def _lay_straight(self) -> None:
+        config, key = self.config, self.key
         if config.start == "centre":
             self.heading = 1
             head = (config.height // 2, (config.width + config.start_length - 1) // 2)
@@ -25,7 +47,17 @@ class Oracle:
             head = self._random_place(config.start_length)
         down, right = MOVES[self.heading]
         self.body = [(head[0] - i * down, head[1] - i * right) for i in range(config.start_length)]
-        self.food = self._new_food()
+
+    def _coil(self) -> None:
+        """A long snake at a random place of the path, which goes on before and behind it."""
+        config = self.config
+        path, closed = _path(config.height, config.width)
+        length = config.start_length + (bits(self.key, -3) * (config.long_start - config.start_length + 1) >> 32)
+        place = bits(self.key, -1)
+        tail = place * len(path) >> 32 if closed else 1 + (place * (len(path) - 1 - length) >> 32)
+        self.body = [path[(tail + place) % len(path)] for place in reversed(range(length))]
+        neck = path[(tail + length - 2) % len(path)]
+        self.heading = MOVES.index((self.body[0][0] - neck[0], self.body[0][1] - neck[1]))
 
     def _random_place(self, length: int) -> tuple[int, int]:
         """A place for the head that leaves room for the body behind it."""

@@ -32,16 +32,27 @@ class Agent:
     device: torch.device
     env_steps: int
 
-    def policy(self, obs: Tensor) -> Tensor:
-        """Greedy actions (N,) int64."""
-        return greedy(self.net, self.device)(obs)
+    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Greedy actions (N,) int64; of the legal ones (N, A) in a game where some are not."""
+        return greedy(self.net, self.device)(obs, legal)
 
     def evaluate(
-        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda _: None
+        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda _: None, max_steps: int = 0
     ) -> dict[str, Any]:
-        """Held-out games; fields as of `redline eval --json`."""
+        """Held-out games, or with `max_steps` so many steps of them; fields as of `redline eval --json`."""
         started = time.monotonic()
-        outcome = evaluate(self.rules, self.policy, episodes, self.device, seed, progress).summary()
+        machine = hardware.detect(self.device)
+        outcome = evaluate(
+            self.rules,
+            greedy(self.net, self.device),
+            episodes,
+            self.device,
+            seed,
+            progress,
+            max_steps=max_steps,
+            compile=machine.kind == "cuda" or (machine.kind == "cpu" and bool(machine.compiler)),
+            graph=machine.kind == "cuda",
+        ).summary()
         return {
             "env": self.config["env"],
             "algo": self.config["algo"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from redline.engine import fast, hardware
 from redline.envs import Rules, make_rules
 from redline.games import load as load_game
 from redline.run import options
+from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
@@ -51,6 +53,8 @@ class Settings:
     save_replay: bool = True  # the replay memory goes into the checkpoints
     eval_episodes: int = 256  # greedy games played at the end, 0: none
     tensorboard: bool = False  # write TensorBoard files into the run folder
+    curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
+    curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
     algo_options: dict[str, Any] = field(default_factory=dict)  # --dqn.* and so on
 
@@ -71,6 +75,7 @@ class Plan:
     graph: bool
     minutes: float | None
     run_dir: Path
+    curriculum: Curriculum | None
     reasons: dict[str, str]  # setting -> why it was chosen
 
     def describe(self) -> dict[str, Any]:
@@ -78,6 +83,7 @@ class Plan:
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
+        decided |= {"curriculum": self.curriculum is not None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         return (
             settings
@@ -86,6 +92,7 @@ class Plan:
                 "run_dir": str(self.run_dir),
                 "rules_version": self.rules.game.VERSION,
                 "env_options": dataclasses.asdict(self.rules.config),
+                "phases": self.curriculum.describe() if self.curriculum else [],
                 "algo_options": dataclasses.asdict(self.algo_config),
             }
         )
@@ -112,13 +119,13 @@ def resolve(settings: Settings) -> Plan:
     machine = hardware.detect(device)
     reasons: dict[str, str] = {}
 
-    for_env = {k: v for k, v in game.suggest(machine).items() if k not in settings.env_options}
+    for_env = {k: v for k, v in game.suggest(machine, settings.env_options).items() if k not in settings.env_options}
     reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
     defaults = {name: value for name, (value, _) in for_env.items()}
     env_options = dataclasses.asdict(options.build(game.Config, settings.env_options, "env.", defaults))
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
-    suggested = dict(algo.suggest(machine))
+    suggested = dict(algo.suggest(machine, settings.num_envs))
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
         reasons[name] = why
@@ -151,6 +158,7 @@ def resolve(settings: Settings) -> Plan:
     precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
     compiles, reasons["compile"] = _pick_compile(settings.compile, machine)
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
+    curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     return Plan(
         settings=settings,
@@ -165,8 +173,28 @@ def resolve(settings: Settings) -> Plan:
         graph=graphs,
         minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
         run_dir=Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}"),
+        curriculum=curriculum,
         reasons=reasons,
     )
+
+
+def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:
+    if settings.curriculum_file is not None:
+        if settings.curriculum is False:
+            raise UserError("curriculum_file is given, and no-curriculum as well; leave one of them away.")
+        return Curriculum(read_phases(settings.curriculum_file), rules), "asked for"
+    if settings.curriculum is False:
+        return None, "asked for"
+    if not rules.game.CURRICULUM:
+        if settings.curriculum:
+            raise UserError(f"{settings.env} has no curriculum of its own; give one with --curriculum-file.")
+        return None, f"{settings.env} has none of its own"
+    try:
+        return Curriculum(phases_of(rules.game.CURRICULUM), rules), "the game's own"
+    except UserError as error:
+        if settings.curriculum:
+            raise
+        return None, f"the game's own does not fit these options: {error}"
 
 
 def _pick_compile(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
@@ -191,22 +219,26 @@ def _pick_graph(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
 
 def from_words(env: str, words: dict[str, Any]) -> Settings:
     """Settings from option names and words, `env.*` and the algorithm's options among them."""
-    plain: dict[str, Any] = {"env": env}
-    groups: dict[str, dict[str, Any]] = {}
-    for name, word in words.items():
-        group, dot, rest = name.partition(".")
-        if dot:
-            groups.setdefault(group, {})[rest] = word
-        else:
-            plain[name] = word
-    algo = plain.get("algo", Settings.algo)
+    algo = words.get("algo", Settings.algo)
+    found, groups = split_groups(words, algo)
+    plain = {"env": env} | found
     known = {f.name for f in dataclasses.fields(Settings)} - {"env", "env_options", "algo_options"}
-    for group in groups:
-        if group not in ("env", algo):
-            raise UserError(f"There is no option group {group}.*; with --algo {algo} there are env.* and {algo}.*.")
     hidden = set(plain) - known - {"env"}
     for name in hidden & {"env_options", "algo_options"}:
         raise UserError(f"There is no option {name}; use --env.NAME or --{algo}.NAME.")
-    return options.build(
-        Settings, plain, "", {"env_options": groups.get("env", {}), "algo_options": groups.get(algo, {})}
-    )
+    return options.build(Settings, plain, "", {"env_options": groups["env"], "algo_options": groups[algo]})
+
+
+def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options without a group, and those of the groups `env.` and of the algorithm, by their names in it."""
+    plain: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {"env": {}, algo: {}}
+    for name, word in words.items():
+        group, dot, rest = name.partition(".")
+        if not dot:
+            plain[name] = word
+        elif group in groups:
+            groups[group][rest] = word
+        else:
+            raise UserError(f"There is no option group {group}.*; with --algo {algo} there are env.* and {algo}.*.")
+    return plain, groups

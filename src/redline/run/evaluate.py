@@ -1,11 +1,14 @@
-"""Greedy play on fixed held-out seeds, in parallel, with every slot its quota of episodes.
+"""Greedy play on fixed held-out seeds, in parallel.
 
-Counting the first games to finish would favour short ones; here each slot plays the same number of games to their end.
+Counting the first games to finish would favour short ones. So each slot plays its quota of games to their end; or, where
+games may be too long for that, every slot plays on until a budget of steps is spent, and the score per game over is
+estimated from all that was played, finished or not.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,46 +17,89 @@ import torch
 from torch import Tensor, nn
 
 from redline.core.errors import UserError
+from redline.core.records import assign, map_record
+from redline.engine import fast
 from redline.envs import batch
 from redline.envs.batch import Rules
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
 MAX_SEED = 2**46  # training seeds end here
 _MAX_SLOTS = 4096
-_LOOK_EVERY = 32  # steps between looks at whether all are done: the only host synchronisation
+_LOOK_EVERY = 32  # steps between looks at what has ended: the only host synchronisation
+_LOOK_EVERY_LONG = 256  # with a budget of steps
+_COMPILE_AFTER = 256  # steps of a slot: shorter games are over before compiling would have paid
+
+_TRUNCATED, _TERMINATED = 1, 2  # how a game ended
+# Observations (N, …) and legal actions (N, A), None where all always are -> actions (N,) int64.
+Policy = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of complete episodes, each list in the order of slots."""
+    """What was played, game by game: those of slot 0 in their order, then those of slot 1, and so on. Each (E,)."""
 
-    scores: Tensor  # (E,) float64
-    lengths: Tensor  # (E,) float64
-    wins: Tensor  # (E,) bool
+    scores: Tensor  # float64; of a game that was still going on, as it stood
+    lengths: Tensor  # float64
+    wins: Tensor  # bool
+    game_over: Tensor  # bool: terminated, so not truncated and not going on
+    finished: Tensor  # bool: terminated or truncated
+    stopped_by: str = "episodes"  # or max_steps
 
     def summary(self) -> dict[str, Any]:
-        """Fields of `--json`."""
+        """Fields of `--json`.
+
+        `score_mean` and its like are over all games begun, and so at most the truth where some were still going on.
+        `score_censored` is the score per game over: unfinished games count with what they scored, and as no game over.
+        It is what the mean would come to if every game were played out and a game's end were as likely at any score.
+        """
         count = len(self.scores)
         spread = float(self.scores.std(correction=1)) if count > 1 else 0.0
         wins = int(self.wins.sum())
+        total, game_overs = float(self.scores.sum()), int(self.game_over.sum())
+        fewest, most = poisson_interval(game_overs)
         return {
             "episodes": count,
-            "score_mean": float(self.scores.mean()),
+            "finished": int(self.finished.sum()),
+            "game_overs": game_overs,
+            "eval_steps": int(self.lengths.sum()),
+            "stopped_by": self.stopped_by,
+            "score_mean": total / count,
             "score_ci95": 1.96 * spread / math.sqrt(count),
             "score_min": float(self.scores.min()),
             "score_max": float(self.scores.max()),
+            "total_score": total,
+            "score_censored": total / game_overs if game_overs else None,
+            "score_censored_low": total / most,
+            "score_censored_high": total / fewest if fewest else None,
             "length_mean": float(self.lengths.mean()),
             "win_rate": wins / count,
             "steps_per_win": float(self.lengths[self.wins].mean()) if wins else None,
         }
 
 
-def greedy(net: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The policy that takes the action of the highest value: observations (N, …) of any device -> actions (N,) int64."""
+def poisson_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact (Garwood) interval of the expected number of rare events where `count` were seen."""
+    tail = (1 - confidence) / 2
+
+    def solve(at_most: int, probability: float) -> float:
+        """The expectation at which `at_most` events or fewer have this probability: it falls as the expectation grows."""
+        low, high = 0.0, at_most + 10 * math.sqrt(at_most + 1) + 10
+        for _ in range(100):
+            middle = (low + high) / 2
+            # Of a Poisson variable: P(X <= k) is the regularized upper incomplete gamma function of k + 1.
+            found = torch.special.gammaincc(*torch.tensor([at_most + 1, middle], dtype=torch.float64))
+            low, high = (middle, high) if float(found) > probability else (low, middle)
+        return (low + high) / 2
+
+    return (solve(count - 1, 1 - tail) if count else 0.0), solve(count, tail)
+
+
+def greedy(net: nn.Module, device: torch.device) -> Policy:
+    """The policy that takes the action of the highest value: observations of any device -> actions on `device`."""
 
     @torch.no_grad()
-    def policy(obs: Tensor) -> Tensor:
-        values: Tensor = net(obs.to(device))
+    def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        values: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
         return values.argmax(1)
 
     return policy
@@ -62,47 +108,115 @@ def greedy(net: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def evaluate(
     rules: Rules,
-    policy: Callable[[Tensor], Tensor],
+    policy: Policy,
     episodes: int,
     device: torch.device,
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
+    *,
+    max_steps: int = 0,
+    slot_steps: int = 0,
+    compile: bool = False,
+    graph: bool = False,
+    notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> Evaluation:
-    """Play `episodes` games with `policy`: observations (N, …) -> actions (N,)."""
+    """Play `episodes` games with `policy`, each to its end; `progress` hears how many have ended.
+
+    With `max_steps` the slots, as many as `episodes`, play game after game until they have played so many steps together;
+    `progress` hears how many steps that is. `slot_steps` only bounds a slot's quota of games: a slot that has played so
+    many steps is stopped where it stands. With `compile` what lasts is compiled, with `graph` replayed: see `engine.fast`.
+    """
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; expected at least 1.")
+    if max_steps < 0:
+        raise UserError(f"max_steps is {max_steps}; expected 0 (play every game to its end) or a number of steps.")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)
-    first = torch.cumsum(quota, 0) - quota  # where a slot's results begin
-    # The last column takes what is not counted. int64: not every device has float64.
-    results = torch.zeros(3, episodes + 1, dtype=torch.int64, device=device)
+    limit = math.ceil(max_steps / slots) if max_steps else slot_steps  # steps a slot, 0: none
+    look_every = _LOOK_EVERY_LONG if max_steps else _LOOK_EVERY
+    compiler, compile_from = (
+        fast.Compiler(compile, notify),
+        0 if max_steps and limit > _COMPILE_AFTER else _COMPILE_AFTER,
+    )
     lanes = batch.reset(rules, batch.lane_keys(HELD_OUT + seed, slot))
+    found: list[Tensor] = []  # records of games, (·, 6) each: slot, number, score, length, won, how it ended
     steps = 0
-    while True:
-        played = lanes.played
-        action = policy(rules.game.observe(rules.config, lanes.game))
-        lanes, step = batch.step(rules, lanes, action)
-        counts = (step.terminated | step.truncated) & (played < quota)
-        place = torch.where(counts, first + played, episodes)
-        results[0, place] = step.episode.score.to(torch.int64)
-        results[1, place] = step.episode.length.to(torch.int64)
-        results[2, place] = step.won.to(torch.int64)
-        steps += 1
-        if steps % _LOOK_EVERY == 0:
-            busy = lanes.played < quota
-            left = int((quota - lanes.played).clamp(min=0).sum())
-            progress(episodes - left)
-            if left == 0:
+    left = 1
+    while left and (not limit or steps < limit):
+        table = _Table(rules, policy, lanes, look_every)
+        compiled = compiler.enabled and steps >= compile_from
+        play = fast.Graph(compiler(table.step) if compiled else table.step, graph, notify)
+        while left and (not limit or steps < limit):
+            rows = min(look_every, limit - steps) if limit else look_every
+            for _ in range(rows):
+                play()
+            steps += rows
+            found.append(table.read(rows, slot, None if max_steps else quota))
+            lanes = table.lanes
+            if max_steps:
+                progress(min(steps * slots, max_steps))
+            else:
+                busy = lanes.played < quota
+                left = int((quota - lanes.played).clamp(min=0).sum())
+                progress(episodes - left)
+                # Half the slots have nothing to do: go on with the others. What is compiled keeps its shapes.
+                if not compiled and int(busy.sum()) <= len(busy) // 2:
+                    lanes, quota, slot = _keep(lanes, busy), quota[busy], slot[busy]
+                    break
+            if compiler.enabled and not compiled and steps >= compile_from:
                 break
-            if int(busy.sum()) <= len(busy) // 2:  # half the slots have nothing to do: go on with the others
-                lanes, quota, first = _keep(lanes, busy), quota[busy], first[busy]
-    scores, lengths, wins = results[:, :episodes].cpu().to(torch.float64)
-    return Evaluation(scores, lengths, wins > 0)
+    ended = torch.cat(found)
+    # What goes on counts as it stands: left out, the games that are still to end, the longest, would be missing.
+    going_on = lanes.episode.length > 0
+    if not max_steps:
+        going_on = going_on & (lanes.played < quota)
+    none = torch.zeros_like(slot)
+    fields = (slot, lanes.played, lanes.episode.score, lanes.episode.length, none, none)
+    ended = torch.cat([ended, torch.stack([x.to(torch.int64) for x in fields], 1)[going_on].cpu()])
+    ended = ended[torch.argsort(ended[:, 0] * (1 + ended[:, 1].max()) + ended[:, 1])]
+    _, _, score, length, won, how = ended.unbind(1)
+    stopped_by = "max_steps" if max_steps or left else "episodes"
+    return Evaluation(score.double(), length.double(), won > 0, how == _TERMINATED, how > 0, stopped_by)
 
 
-def _keep(record: Any, mask: Tensor) -> Any:
+def _keep(lanes: batch.Lanes, mask: Tensor) -> batch.Lanes:
     """The lanes where `mask` is True."""
-    return record._make(_keep(x, mask) if isinstance(x, tuple) else x[mask] for x in record)
+    return map_record(lambda x: x[mask], lanes)
+
+
+class _Table:
+    """N slots playing, in static buffers, and a record a step of what ended."""
+
+    def __init__(self, rules: Rules, policy: Policy, lanes: batch.Lanes, rows: int) -> None:
+        self.rules, self.policy = rules, policy
+        self.lanes = map_record(torch.clone, lanes)
+        device, count = lanes.key.device, len(lanes.key)
+        self.row = torch.zeros(1, dtype=torch.int64, device=device)
+        # A row a step: score and length so far, won, how it ended. Nothing is added up over slots in a step.
+        self.log = torch.zeros(rows, 4, count, dtype=torch.int32, device=device)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        rules, state = self.rules, self.lanes.game
+        action = self.policy(rules.game.observe(rules.config, state), batch.legal(rules, state))
+        lanes, step = batch.step(rules, self.lanes, action)
+        how = _TERMINATED * step.terminated.to(torch.int32) + _TRUNCATED * step.truncated.to(torch.int32)
+        fields = (step.episode.score, step.episode.length, step.won, how)
+        self.log.index_copy_(0, self.row, torch.stack([x.to(torch.int32) for x in fields]).unsqueeze(0))
+        self.row.add_(1)
+        assign(self.lanes, lanes)
+
+    def read(self, rows: int, slot: Tensor, quota: Tensor | None) -> Tensor:
+        """Records of the games that ended in the last `rows` steps, within the slots' quota; the next step is row 0."""
+        log = self.log[:rows]
+        ended = log[:, 3] > 0
+        # The number of a game: those its slot has finished by now, less those that ended in this row or later.
+        number = self.lanes.played - ended.flip(0).cumsum(0).flip(0)
+        counts = ended if quota is None else ended & (number < quota)
+        row, place = counts.nonzero(as_tuple=True)
+        self.row.zero_()
+        chosen = [slot[place], number[row, place], *(log[row, field, place] for field in range(4))]
+        return torch.stack([x.to(torch.int64) for x in chosen], 1).cpu()

@@ -49,8 +49,9 @@ class _Console(Console):
 class Progress:
     """Shows log records; messages stand above the panel."""
 
-    def __init__(self, title: str, score_name: str) -> None:
-        self.title, self.score_name = title, score_name
+    def __init__(self, title: str, score_name: str, phases: int = 0) -> None:
+        """`phases`: of the curriculum, 0 without one."""
+        self.title, self.score_name, self.phases = title, score_name, phases
         self.console = _Console(file=sys.stderr, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
         self.last_line = 0.0
@@ -61,7 +62,7 @@ class Progress:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def show(self, record: dict[str, Any], share_done: float, seconds_left: float | None) -> None:
-        """One log record: `env_steps`, rates, score, loss, device use."""
+        """One log record: `env_steps`, rates, score, loss, device use, phase of the curriculum."""
         parts = {
             "steps": quantity(record["env_steps"]),
             "steps/s": quantity(record["env_steps_per_second"]),
@@ -72,6 +73,8 @@ class Progress:
             "done": f"{100 * min(share_done, 1):.0f} %",
             "left": duration(seconds_left) if seconds_left is not None else "-",
         }
+        if self.phases:
+            parts["phase"] = f"{record['phase']} {record['phase_number']}/{self.phases}"
         if "gpu_percent" in record:
             parts["GPU"] = f"{record['gpu_percent']:.0f} %"
         if self.live:

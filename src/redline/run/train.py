@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,17 +14,17 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings, resolve
-from redline.run.evaluate import evaluate, greedy
+from redline.run.evaluate import Policy, evaluate, greedy
 from redline.run.folder import Metrics, read_config, write_json
 from redline.run.progress import Progress, device_use, quantity
 from redline.run.session import Session
 
 _LOG_SECONDS = 1.0  # aimed at between log points
+_EVAL_STEPS = 10_000  # of a slot in the evaluation at the end: an agent that never loses must not play for ever
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75}
 
 
@@ -42,7 +41,8 @@ def train(settings: Settings) -> Run:
     plan = resolve(settings)
     deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
-    progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan))
+    phases = len(plan.curriculum.phases) if plan.curriculum else 0
+    progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan), phases)
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
             if settings.deterministic:
@@ -50,9 +50,10 @@ def train(settings: Settings) -> Run:
                 torch.use_deterministic_algorithms(True)
             return _train(plan, lock, progress)
     except torch.OutOfMemoryError as error:
+        less = " or less --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
         raise UserError(
             f"{plan.device} ran out of memory; take fewer games (--num-envs, now {plan.num_envs:,}), a smaller batch "
-            f"(--batch-size, now {plan.algo_config.batch_size:,}) or less --replay-capacity."
+            f"(--batch-size, now {plan.algo_config.batch_size:,}){less}."
         ) from error
     finally:
         torch.use_deterministic_algorithms(deterministic)
@@ -84,13 +85,13 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
 
     def save(background: bool) -> None:
         state = {"session": session.counters(), "seconds": time.monotonic() - started, "episodes": episodes}
-        keep = plan.settings.save_replay
+        tensors, everything = session.tensors(replay=plan.settings.save_replay), session.tensors()
         checkpoints.save(
             session.env_steps,
-            session.tensors(replay=keep),
+            tensors,
             state,
             score=record.get("score"),
-            resume_level="L3" if keep else "L1",
+            resume_level="L3" if tensors.keys() == everything.keys() else "L1",
             background=background,
         )
 
@@ -100,6 +101,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             progress.say(f"This run has reached its limit of {stopped_by} already; give a higher one to go on.")
         while not stopped_by:
             # Play and learn: nothing here waits for the device.
+            session.share = min(_share_done(plan, session, episodes, time.monotonic() - started), 1.0)
             count = _iterations_allowed(plan, session, chunk)
             chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
             session.iterate(count)
@@ -116,6 +118,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
                 "updates": session.updates,
                 "samples_trained": session.samples_trained,
                 "seconds": now - started,
+                **session.describe_phase(),
                 "env_steps_per_second": (session.env_steps - steps_started) / took,
                 "samples_per_second": (session.samples_trained - samples_started) / took,
                 **tally,
@@ -159,15 +162,26 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
         "settings": plan.describe(),
     }
     if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
-        progress.say(f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds.")
-        outcome = evaluate(plan.rules, _agent(plan, session), plan.settings.eval_episodes, plan.device).summary()
-        result |= {name: value for name, value in outcome.items() if name != "episodes"}
-        result["eval_episodes"] = outcome["episodes"]
+        progress.say(
+            f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds, at most {_EVAL_STEPS:,} steps each."
+        )
+        outcome = evaluate(
+            plan.rules,
+            _agent(plan, session),
+            plan.settings.eval_episodes,
+            plan.device,
+            slot_steps=_EVAL_STEPS,
+            compile=plan.compile,
+            graph=plan.graph,
+            notify=progress.say,
+        ).summary()
+        result |= {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in outcome.items()}
+        result["eval_max_steps"] = _EVAL_STEPS
     write_json(plan.run_dir / "result.json", result)
     return Run(plan.run_dir, result)
 
 
-def _agent(plan: Plan, session: Session) -> Callable[[Tensor], Tensor]:
+def _agent(plan: Plan, session: Session) -> Policy:
     """The greedy policy as `redline eval` will load it: in float32, whatever training ran in."""
     spec = plan.rules.game.spec(plan.rules.config)
     model = session.tensors(replay=False)["model"]
@@ -187,6 +201,11 @@ def _opening(plan: Plan) -> list[str]:
     ]
     if not plan.compile and plan.settings.compile is None:
         lines.append(f"Running without compilation: {plan.reasons['compile']}.")
+    if plan.curriculum:
+        phases = ", ".join(f"{x.name} {100 * x.start:.0f}-{100 * x.end:.0f} %" for x in plan.curriculum.phases)
+        lines.append(f"Curriculum: {phases}; evaluation plays by the run's own options.")
+    elif plan.rules.game.CURRICULUM and plan.settings.curriculum is None:
+        lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
         lines.append("Compiling; the first run on a machine takes longest.")
     return lines
@@ -238,6 +257,8 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
             f"{plan.run_dir} cannot be continued with these settings: {'; '.join(differs)}. Give the old ones, name "
             "another folder with --run-dir, or start anew with --resume never."
         )
+    if before.get("phases", []) != plan.describe()["phases"]:
+        progress.say("Continuing with another curriculum than before; it begins at the phase that is due now.")
     for key, (a, b) in changed.items():
         progress.say(f"Continuing with {plan.settings.algo}.{key} {b!r}; it was {a!r}.")
 
@@ -250,7 +271,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 def _iterations_allowed(plan: Plan, session: Session, chunk: int) -> int:
     if plan.settings.steps is None:
         return chunk
-    left = math.ceil((plan.settings.steps - session.env_steps) / plan.num_envs)
+    left = math.ceil((plan.settings.steps - session.env_steps) / session.steps_per_iteration)
     return max(1, min(chunk, left))
 
 

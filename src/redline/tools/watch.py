@@ -24,7 +24,8 @@ from redline.envs import Rules, batch
 from redline.tools import draw
 from redline.tools.gif import write_gif
 
-Act = Callable[[Tensor], Tensor]  # observations (1, …) on the CPU -> actions (1,) int64, on any device
+# Observations (1, …) and legal actions (1, A) or None, on the CPU -> actions (1,) int64, on any device.
+Act = Callable[[Tensor, Tensor | None], Tensor]
 
 BETWEEN_GAMES = 1.0  # seconds the end of a game stays on the screen
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"  # a screen of our own without cursor, and back
@@ -61,7 +62,8 @@ def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
         yield Frame(_cells(rules, lanes.game), Result(0, 0, 0.0, False, False), False)
         ended = False
         while not ended:
-            action = act(rules.game.observe(rules.config, lanes.game)).to("cpu").view(1)
+            obs, legal = rules.game.observe(rules.config, lanes.game), batch.legal(rules, lanes.game)
+            action = act(obs, legal).to("cpu").view(1)
             lanes, step = batch.step(rules, lanes, action)
             score, length, reward = step.episode.score.item(), step.episode.length.item(), step.episode.reward.item()
             result = Result(int(score), int(length), reward, bool(step.won), bool(step.truncated))
