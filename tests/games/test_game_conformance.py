@@ -17,9 +17,11 @@ from redline.envs.batch import Lanes, Rules, lane_keys
 LANES, STEPS = 64, 30
 
 
-def actions(rules: Rules, t: int, lanes: Tensor) -> Tensor:
-    """The t-th action of the lanes with these numbers (N,): a function of both, whatever else is in the batch."""
-    return random.below(random.bits(random.seed_key(t), lanes), rules.game.spec(rules.config).num_actions)
+def actions(rules: Rules, state: Any, t: int, lanes: Tensor) -> Tensor:
+    """The t-th action of the lanes with these numbers (N,), a legal one: whatever else is in the batch."""
+    legal = rules.game.legal(rules.config, state)
+    rank = random.below(random.bits(random.seed_key(t), lanes), legal.sum(1))
+    return (legal.cumsum(1) <= rank.unsqueeze(1)).sum(1)
 
 
 def rules_of(variant: Any) -> Rules:
@@ -39,9 +41,9 @@ def trajectory(rules: Rules, seed: int, lanes: Tensor, other: Tensor | None = No
     state = batch.reset(rules, lane_keys(seed, lanes))
     found: list[Any] = [state]
     for t in range(STEPS):
-        action = actions(rules, t, lanes)
+        action = actions(rules, state.game, t, lanes)
         if other is not None:
-            action = torch.where(other, actions(rules, t + STEPS, lanes), action)
+            action = torch.where(other, actions(rules, state.game, t + STEPS, lanes), action)
         state, step = batch.step(rules, state, action)
         found += [state, step]
     return found
@@ -69,15 +71,18 @@ def test_observation_keeps_the_spec(variant: Any) -> None:
     rules = rules_of(variant)
     game, config = rules.game, rules.config
     spec = game.spec(config)
-    assert len(spec.obs_scale) == spec.obs_shape[0]
+    assert len(spec.obs_scale) == spec.obs_shape[-1 if spec.afterstates else 0]
+    if spec.afterstates:
+        assert spec.obs_shape[0] == spec.num_actions
+        assert spec.obs_dtype == torch.float32
     state = batch.reset(rules, lane_keys(0, torch.arange(LANES)))
     highest = torch.zeros(1)
     for t in range(STEPS):
-        state, step = batch.step(rules, state, actions(rules, t, torch.arange(LANES)))
+        state, step = batch.step(rules, state, actions(rules, state.game, t, torch.arange(LANES)))
         for shown in (state.game, step.final_state):
             obs = game.observe(config, shown)
             assert (obs.shape, obs.dtype) == ((LANES, *spec.obs_shape), spec.obs_dtype)
-            assert obs.min() >= 0
+            assert obs.min() >= spec.obs_low
             assert obs.max() <= spec.obs_high
             highest = torch.maximum(highest, obs.max().float())
     assert highest > 0
@@ -132,8 +137,16 @@ def test_legal_and_cells(variant: Any) -> None:
             legal, cells = game.legal(config, record.game), game.cells(config, record.game)
             assert (legal.shape, legal.dtype) == ((LANES, game.spec(config).num_actions), torch.bool)
             assert legal.any(1).all()
+            assert game.spec(config).masked or legal.all()
             assert (cells.dim(), cells.dtype) == (3, torch.uint8)
             assert cells.max() < len(game.PALETTE)
+
+
+def test_only_rules_that_say_so_truncate(variant: Any) -> None:
+    rules = rules_of(variant)
+    steps = [record for record in trajectory(rules, 0, torch.arange(LANES)) if not isinstance(record, Lanes)]
+    assert len(steps) == STEPS
+    assert rules.game.spec(rules.config).truncates or not any(step.truncated.any() for step in steps)
 
 
 def test_a_batch_equals_its_singles(any_variant: Any) -> None:

@@ -12,13 +12,22 @@ from versus_oracle import play, same_observation, same_state, state_of
 from redline import games, oracles
 from redline.games import snake
 from redline.oracles.snake import MOVES
+from redline.oracles.tetris import CLOCKWISE, COUNTER, HARD, LEFT, RIGHT, SOFT, bumpiness, drop, heights, holes
 
 
 def test_game_equals_its_oracle_at_random(game_name: str) -> None:
     game = games.load(game_name)
-    actions = game.spec(game.Config()).num_actions
-    tally = play(game_name, {}, lambda _lane, _game, rng: rng.randrange(actions), lanes=64, steps=60, seed=11)
+    spec = game.spec(game.Config())
+
+    def anything(lane: int, player: Any, rng: random.Random) -> int:
+        return any_legal(lane, player, rng) if spec.masked else rng.randrange(spec.num_actions)
+
+    tally = play(game_name, {}, anything, lanes=64, steps=60, seed=11)
     assert tally.episodes > 0
+
+
+def any_legal(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
+    return rng.choice([action for action, legal in enumerate(game.legal()) if legal])
 
 
 def cycle(width: int, height: int) -> list[tuple[int, int]]:
@@ -95,6 +104,18 @@ SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, pol
     "length 1": ({"width": 6, "height": 6, "start": "random", "start_length": 1}, mostly_greedy, 128, 50, 100),
     "starving": ({"width": 5, "height": 5, "starvation": 3}, mostly_greedy, 128, 50, 500),
     "shaped": ({"width": 5, "height": 6, "start": "random", **SHAPED}, mostly_greedy, 128, 60, 200),
+    "long start": ({"long_start": 98}, mostly_greedy, 64, 40, 20),
+    "long start 6x5 centred": (
+        {"width": 6, "height": 5, "view": "centred", "long_start": 28},
+        mostly_greedy,
+        128,
+        40,
+        150,
+    ),
+    "long start 5x6": ({"width": 5, "height": 6, "long_start": 20, "start_length": 1}, filling, 64, 40, 20),
+    "long start 7x5": ({"width": 7, "height": 5, "long_start": 33, "start_length": 1}, blind, 200, 30, 500),
+    "long start 5x5 centred": ({"width": 5, "height": 5, "view": "centred", "long_start": 23}, blind, 200, 30, 500),
+    "long start 16x12": ({"width": 16, "height": 12, "long_start": 190, "start": "random"}, mostly_greedy, 24, 30, 5),
     "shaped centred": ({"width": 4, "height": 4, "view": "centred", **SHAPED}, filling, 24, 180, 60),
 }
 
@@ -104,7 +125,7 @@ def test_snake_equals_its_oracle(kind: str) -> None:
     options, policy, lanes, steps, at_least = SNAKES[kind]
     tally = play("snake", options, policy, lanes, steps, seed=sum(map(ord, kind)) << 33)
     assert tally.episodes >= at_least
-    if policy is filling:
+    if policy is filling and "long_start" not in options:
         assert tally.wins >= 10
     if "starvation" in options:
         assert tally.truncations >= 100
@@ -153,3 +174,71 @@ def test_snake_that_fills_the_board(width: int, height: int, view: str) -> None:
         if len(finished) == lanes:
             break
     assert len(finished) == lanes
+
+
+def low(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
+    """The placement that leaves few holes and a low and even stack: games that do not end, with many lines."""
+    boards = {action: after.board for action, after in enumerate(game.afterstates()) if after.legal}
+    cost = {action: 4 * holes(board) + bumpiness(board) + sum(heights(board)) for action, board in boards.items()}
+    return min(cost, key=lambda action: (cost[action], rng.random()))
+
+
+def lying_low(lane: int, game: Any, rng: random.Random) -> int:
+    """The placement whose top lies lowest, which costs little to find; now and then one that need not be legal."""
+    if rng.random() < 0.004:
+        return rng.randrange(game.num_actions)
+    if lane % 4 == 0:
+        return any_legal(lane, game, rng)
+    tops = [y + shape.height + rng.random() for shape, y, _ in game._placements()]
+    return tops.index(min(tops))
+
+
+def any_key(lane: int, game: Any, rng: random.Random) -> int:
+    """Every lane with its own liking for sideways, turns, drops and holding; a drop follows only after some steps."""
+    if game.y > game.config.height // 2 and lane % 3 == 0:
+        return rng.choice([LEFT, RIGHT, CLOCKWISE, COUNTER, SOFT])
+    liked = [[LEFT, LEFT, CLOCKWISE], [RIGHT, RIGHT, COUNTER], [LEFT, RIGHT], [HARD]][lane % 4]
+    return rng.choice([*range(game.num_actions), *liked])
+
+
+def to_columns(lane: int, game: Any, rng: random.Random) -> int:
+    """To the column where the piece falls deepest, and drop it there: lines and long games with keys."""
+    if rng.random() < 0.2:
+        return rng.randrange(game.num_actions)
+    columns = range(game.config.width - game.shape.width + 1)
+    goal = min(columns, key=lambda x: (drop(game.board, game.shape, game.y, x), (x * 7 + lane) % 5))
+    return HARD if game.x == goal else LEFT if game.x > goal else RIGHT
+
+
+ODD = {"reward_line": 1.1, "reward_death": -0.7, "reward_hole": -0.3, "reward_height": 0.1, "reward_piece": 0.013}
+KEYS = {"actions": "keys"}
+SHORT: dict[str, Any] = {"width": 6, "height": 9}
+TETRISES: dict[str, tuple[dict[str, Any], Any, int, int, int, int]] = {  # options, policy, lanes, steps, episodes, lines
+    "10x20": ({}, lying_low, 48, 40, 10, 50),
+    "10x20 low": ({}, low, 1, 70, 0, 15),
+    "10x20 uniform": ({"pieces": "uniform", "previews": 2, "start_height": 16}, lying_low, 64, 25, 30, 50),
+    "10x20 keys": ({**KEYS, "hold": True, "start_height": 16}, any_key, 64, 35, 8, 0),
+    "10x20 keys to columns": ({**KEYS, "pieces": "uniform", **ODD}, to_columns, 40, 50, 0, 1),
+    "7x14 low": ({"width": 7, "height": 14, "previews": 0, **ODD}, low, 2, 60, 0, 20),
+    "7x14 keys": ({"width": 7, "height": 14, **KEYS, "gravity": 1, "previews": 2}, any_key, 80, 32, 15, 0),
+    "4x6": ({"width": 4, "height": 6, "previews": 0}, lying_low, 200, 25, 600, 1000),
+    "4x6 keys": ({"width": 4, "height": 6, **KEYS, "hold": True, "previews": 2}, any_key, 150, 30, 80, 40),
+    "16x32": ({"width": 16, "height": 32, "start_height": 28, **ODD}, lying_low, 48, 25, 4, 10),
+    "16x32 keys": ({"width": 16, "height": 32, **KEYS, "start_height": 28}, any_key, 48, 32, 4, 0),
+    "5x25": ({"width": 5, "height": 25, "start_height": 21, "pieces": "uniform"}, lying_low, 64, 30, 50, 300),
+    "6x24 keys": ({"width": 6, "height": 24, "start_height": 20, **KEYS, "hold": True, **ODD}, to_columns, 50, 35, 10, 10),
+    "stacked": ({**SHORT, "start_height": 5, **ODD}, lying_low, 160, 20, 200, 300),
+    "stacked keys": ({**SHORT, "start_height": 5, **KEYS, "hold": True, "gravity": 2, **ODD}, to_columns, 120, 30, 80, 40),
+    "uniform stacked": ({**SHORT, "start_height": 5, "pieces": "uniform", "previews": 2}, any_legal, 200, 15, 300, 100),
+    "ceiling": ({"width": 6, "height": 15, "ceiling": 8, "start_height": 4, **ODD}, lying_low, 120, 15, 100, 100),
+    "ceiling keys": ({**SHORT, "height": 13, "ceiling": 8, **KEYS, "hold": True, **ODD}, any_key, 120, 30, 30, 0),
+    "keys without previews": ({**SHORT, **KEYS, "pieces": "uniform", "previews": 0, "hold": True}, any_key, 100, 40, 20, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TETRISES)
+def test_tetris_equals_its_oracle(kind: str) -> None:
+    options, policy, lanes, steps, episodes, lines = TETRISES[kind]
+    tally = play("tetris", options, policy, lanes, steps, seed=sum(map(ord, kind)) << 33)
+    assert tally.episodes >= episodes
+    assert tally.score >= lines

@@ -23,6 +23,7 @@ class Tally(NamedTuple):
     wins: int
     truncations: int
     longest: int  # steps of an episode
+    score: int  # of all episodes together
 
 
 def arrays(state: Any) -> dict[str, np.ndarray]:
@@ -57,6 +58,13 @@ def same_observation(obs: torch.Tensor, games: list[Any]) -> None:
     assert not wrong.any(), f"observations differ in lanes {np.flatnonzero(wrong)[:5]}"
 
 
+def same_legal(rules: batch.Rules, state: Any, games: list[Any]) -> None:
+    """Of a game in which some actions may be illegal."""
+    if rules.game.spec(rules.config).masked:
+        found = rules.game.legal(rules.config, state).numpy()
+        np.testing.assert_array_equal(found, np.array([game.legal() for game in games]))
+
+
 def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: int, seed: int) -> Tally:
     """Lanes 0 to `lanes` of `seed` for `steps` steps, each episode to its end and on to the next one."""
     rules = make_rules(name, options)
@@ -67,8 +75,9 @@ def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: 
     tensors = batch.reset(rules, batch.lane_keys(seed, torch.arange(lanes)))
     same_state(tensors.game, games)
     same_observation(observe(tensors.game), games)
+    same_legal(rules, tensors.game, games)
 
-    wins = truncations = longest = 0
+    wins = truncations = longest = total = 0
     scores, lengths = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
     rewards = np.zeros(lanes, np.float32)
     for _ in range(steps):
@@ -82,11 +91,13 @@ def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: 
         np.testing.assert_array_equal(step.won.numpy(), won)
         same_state(step.final_state, games)
         same_observation(observe(step.final_state), games)
+        same_legal(rules, step.final_state, games)
 
         lengths, scores, rewards = lengths + 1, scores + score, rewards + reward.astype(np.float32)
         np.testing.assert_array_equal(step.episode.length.numpy(), lengths)
         np.testing.assert_array_equal(step.episode.score.numpy(), scores)
         np.testing.assert_array_equal(step.episode.reward.numpy(), rewards)
+        total += score.sum()
         ended = terminated | truncated
         if ended.any():
             wins, truncations = wins + won.sum(), truncations + truncated.sum()
@@ -102,6 +113,7 @@ def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: 
             new_games = [games[lane] for lane in np.flatnonzero(ended)]
             same_state(fresh, new_games)
             same_observation(observe(fresh), new_games)
+            same_legal(rules, fresh, new_games)
         for after, before in zip(tensors.game, step.final_state, strict=True):
             assert torch.equal(after[~chosen], before[~chosen])
-    return Tally(sum(played), int(wins), int(truncations), int(longest))
+    return Tally(sum(played), int(wins), int(truncations), int(longest), int(total))

@@ -16,7 +16,11 @@ from redline.core.records import Hardware, Runtime
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
 # so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
-_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"realize_opcount_threshold": 10}
+# Sums over a few columns of a board are written out too: as reductions they would be padded to the next power of two.
+_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "realize_opcount_threshold": 10,
+    "unroll_reductions_threshold": 18,
+}
 _WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
 
 

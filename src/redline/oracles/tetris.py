@@ -1,0 +1,416 @@
+"""Tetris in plain Python: the board is a list of rows of cells, the lowest row first; a piece falls row by row.
+
+The functions at the end count what players and papers look at on a board, one a function.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redline.games.tetris import Config
+from redline.oracles import bits
+
+Board = list[list[int]]  # 1 settled, 0 empty; board[row][column], row 0 is the lowest
+Cells = list[tuple[int, int]]  # row, column
+
+DRAWN = (  # I O T S Z J L as they appear, the top row first
+    ("####",),
+    ("##", "##"),
+    (".#.", "###"),
+    (".##", "##."),
+    ("##.", ".##"),
+    ("#..", "###"),
+    ("..#", "###"),
+)
+NOTHING, LEFT, RIGHT, CLOCKWISE, COUNTER, SOFT, HARD, HOLD = range(8)
+
+
+class Shape(NamedTuple):
+    """A piece in one orientation, in its bounding box."""
+
+    cells: Cells  # row 0 is the lowest
+    soles: Cells  # the lowest cell of each column
+    width: int
+    height: int
+
+
+class Afterstate(NamedTuple):
+    """What one placement leads to; of one that is not legal, the board as it is."""
+
+    board: Board  # placed and cleared
+    lines: int
+    legal: bool
+    drop: int  # lowest row of the piece, -1 if there is no such placement
+    height: int  # of the piece, 0 if there is no such placement
+    eroded: int  # see `eroded_cells`
+
+
+def _shape(picture: tuple[str, ...]) -> Shape:
+    rows = list(reversed(picture))
+    cells = [(row, column) for row, marks in enumerate(rows) for column, mark in enumerate(marks) if mark == "#"]
+    soles = [(row, column) for row, column in cells if (row - 1, column) not in cells]
+    return Shape(cells, soles, len(rows[0]), len(rows))
+
+
+def _orientations(picture: tuple[str, ...]) -> list[Shape]:
+    """The different shapes a piece has, each turned clockwise from the one before."""
+    found: list[Shape] = []
+    while (shape := _shape(picture)) not in found:
+        found.append(shape)
+        picture = tuple("".join(column) for column in zip(*reversed(picture), strict=True))
+    return found
+
+
+SHAPES = [_orientations(picture) for picture in DRAWN]
+
+
+def below(random_bits: int, bound: int) -> int:
+    return random_bits * bound >> 32
+
+
+class Oracle:
+    """One game of Tetris."""
+
+    def __init__(self, config: Config, key: int) -> None:
+        self.config, self.key = config, key
+        self.board = self._start()
+        self.bag, self.drawn = list(range(7)), 0
+        self.pieces = [self._draw() for _ in range(1 + config.previews)]
+        self.hold, self.held = -1, False
+        self._spawn()
+
+    def _start(self) -> Board:
+        """The stack an episode starts on."""
+        config = self.config
+        board = empty_board(config.width, config.height)
+        for row in range(below(bits(self.key, -1), config.start_height + 1)):
+            mask = below(bits(self.key, -2 - row), 2**config.width - 1)
+            board[row] = [mask // 2**column % 2 for column in range(config.width)]
+        return board
+
+    def _draw(self) -> int:
+        """The next piece of the episode's stream."""
+        number = bits(self.key, self.drawn)
+        self.drawn += 1
+        if self.config.pieces == "uniform":
+            return below(number, 7)
+        piece = self.bag.pop(below(number, len(self.bag)))
+        if not self.bag:
+            self.bag = list(range(7))
+        return piece
+
+    def _next_piece(self) -> None:
+        self.pieces = [*self.pieces[1:], self._draw()]
+
+    def _spawn(self) -> bool:
+        """Bring the current piece to its start; False where it overlaps settled cells."""
+        shape = SHAPES[self.pieces[0]][0]
+        self.turn, self.ticks = 0, 0
+        self.x, self.y = (self.config.width - shape.width) // 2, self.top - shape.height
+        return self._fits(shape, self.y, self.x)
+
+    @property
+    def top(self) -> int:
+        """Rows a piece may reach."""
+        return self.config.ceiling or self.config.height
+
+    def _fits(self, shape: Shape, y: int, x: int) -> bool:
+        return fits(self.board, self.top, shape, y, x)
+
+    def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
+        """One placement or one key: reward, terminated, truncated, score, won."""
+        before = self.board
+        play = self._place if self.config.actions == "placement" else self._press
+        lines, terminated, locked = play(action)
+        return self._reward(before, self.board, lines, terminated, locked), terminated, False, lines, False
+
+    def _reward(self, before: Board, after: Board, lines: int, terminated: bool, locked: bool) -> float:
+        config, number = self.config, np.float32
+        reward = number(config.reward_line) * number(lines)
+        reward += number(config.reward_death) * number(terminated)
+        reward += number(config.reward_hole) * number(holes(after) - holes(before))
+        reward += number(config.reward_height) * number(max(heights(after)) - max(heights(before)))
+        reward += number(config.reward_piece) * number(locked)
+        return float(reward)
+
+    # Placements: lines, terminated, locked
+
+    def _place(self, action: int) -> tuple[int, bool, bool]:
+        places = self._placements()
+        after = self._after(*places[action]) if 0 <= action < len(places) else None
+        if after is None or not after.legal:
+            return 0, True, False
+        self.board = after.board
+        self._next_piece()
+        self._spawn()
+        return after.lines, not any(self.legal()), True
+
+    def _placements(self) -> list[tuple[Shape, int, int]]:
+        """Shape, lowest row and leftmost column of each placement of the current piece, in the order of the actions."""
+        top = heights(self.board)
+        return [
+            (shape, drop(self.board, shape, max(top[x : x + shape.width]), x), x)
+            for shape in SHAPES[self.pieces[0]]
+            for x in range(self.config.width - shape.width + 1)
+        ]
+
+    def _is_legal(self, shape: Shape, y: int) -> bool:
+        return y + shape.height <= self.top
+
+    @property
+    def num_actions(self) -> int:
+        if self.config.actions == "placement":
+            return 4 * self.config.width - 6
+        return 8 if self.config.hold else 7
+
+    def legal(self) -> list[bool]:
+        """For every action: may it be taken?"""
+        if self.config.actions == "keys":
+            return [True] * self.num_actions
+        found = [self._is_legal(shape, y) for shape, y, _ in self._placements()]
+        return found + [False] * (self.num_actions - len(found))
+
+    def afterstates(self) -> list[Afterstate]:
+        """What each placement leads to, in the order of the actions."""
+        found = [self._after(*placement) for placement in self._placements()]
+        return found + [Afterstate(self.board, 0, False, -1, 0, 0)] * (self.num_actions - len(found))
+
+    def _after(self, shape: Shape, y: int, x: int) -> Afterstate:
+        if not self._is_legal(shape, y):
+            return Afterstate(self.board, 0, False, y, shape.height, 0)
+        placed = settle(self.board, shape, y, x)
+        board, lines = clear(placed)
+        return Afterstate(board, lines, True, y, shape.height, eroded_cells(placed, shape, y))
+
+    # Keys: lines, terminated, locked
+
+    @property
+    def shape(self) -> Shape:
+        """The falling piece as it is turned."""
+        return self._turned(self.turn)
+
+    def _turned(self, turn: int) -> Shape:
+        orientations = SHAPES[self.pieces[0]]
+        return orientations[turn % len(orientations)]
+
+    def _press(self, key: int) -> tuple[int, bool, bool]:
+        if key == HOLD and not self.held:
+            return 0, not self._swap(), False
+        if key == HARD:
+            self.y = drop(self.board, self.shape, self.y, self.x)
+            return self._lock()
+        if key == SOFT:
+            self.ticks = 0
+            return self._fall()
+        if key in (LEFT, RIGHT):
+            self._shift(-1 if key == LEFT else 1)
+        if key in (CLOCKWISE, COUNTER):
+            self._rotate(1 if key == CLOCKWISE else -1)
+        self.ticks += 1
+        if self.ticks < self.config.gravity:
+            return 0, False, False
+        self.ticks = 0
+        return self._fall()
+
+    def _shift(self, step: int) -> None:
+        if self._fits(self.shape, self.y, self.x + step):
+            self.x += step
+
+    def _rotate(self, step: int) -> None:
+        turn = (self.turn + step) % 4
+        shape = self._turned(turn)
+        middle = self.x + int((self.shape.width - shape.width) / 2)  # towards 0: turning back comes back
+        for x in (middle, middle - 1, middle + 1):
+            if self._fits(shape, self.y, x):
+                self.turn, self.x = turn, x
+                return
+
+    def _swap(self) -> bool:
+        """The current piece goes to hold; False where the one that comes for it has no room."""
+        current, held = self.pieces[0], self.hold
+        if held < 0:
+            self._next_piece()
+        else:
+            self.pieces[0] = held
+        self.hold, self.held = current, True
+        return self._spawn()
+
+    def _fall(self) -> tuple[int, bool, bool]:
+        if not self._fits(self.shape, self.y - 1, self.x):
+            return self._lock()
+        self.y -= 1
+        return 0, False, False
+
+    def _lock(self) -> tuple[int, bool, bool]:
+        self.board, lines = clear(settle(self.board, self.shape, self.y, self.x))
+        self.held = False
+        self._next_piece()
+        return lines, not self._spawn(), True
+
+    # What is seen
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "columns": [sum(2**row for row, cell in enumerate(cells) if cell) for cells in columns(self.board)],
+            "pieces": list(self.pieces),
+            "turn": self.turn,
+            "x": self.x,
+            "y": self.y,
+            "hold": self.hold,
+            "held": int(self.held),
+            "ticks": self.ticks,
+            "bag": sum(2**piece for piece in self.bag),
+            "drawn": self.drawn,
+            "key": self.key,
+        }
+
+    def observe(self) -> Any:
+        """Planes of rows of numbers, the top row first: settled, falling, landing, next; or a row of numbers an action."""
+        if self.config.view == "afterstates":
+            return self._judged()
+        width, height = self.config.width, self.config.height
+        settled = [list(row) for row in self.board]
+        falling, landing, coming = (empty_board(width, height) for _ in range(3))
+        mark(falling, self.shape, self.y, self.x)
+        above = max(heights(self.board)) if self.config.actions == "placement" else self.y
+        mark(landing, self.shape, drop(self.board, self.shape, above, self.x), self.x)
+        for place, piece in enumerate(self.pieces[1:]):
+            shape = SHAPES[piece][0]
+            mark(coming, shape, height - 3 * place - shape.height, (width - shape.width) // 2)
+        if self.hold >= 0:
+            shape = SHAPES[self.hold][0]
+            mark(coming, shape, 0, (width - shape.width) // 2)
+        return [list(reversed(plane)) for plane in (settled, falling, landing, coming)]
+
+    def _judged(self) -> list[list[float]]:
+        """What can be said of each placement's afterstate; of one that is not legal, nothing."""
+        coming = [float(piece == kind) for piece in self.pieces[1:] for kind in range(7)]
+        rows = []
+        for after in self.afterstates():
+            reward = self._reward(self.board, after.board, after.lines, terminated=False, locked=True)
+            placed = [reward, after.lines, landing_height(after.drop, after.height), after.eroded]
+            counted = [count(after.board) for count in COUNTS]
+            rows.append([*placed, *counted, *heights(after.board), *coming] if after.legal else [])
+        return rows
+
+
+def empty_board(width: int, height: int) -> Board:
+    return [[0] * width for _ in range(height)]
+
+
+def fits(board: Board, top: int, shape: Shape, y: int, x: int) -> bool:
+    """Is the shape inside the board there and not above the row `top`, on empty cells?"""
+    inside = 0 <= x <= len(board[0]) - shape.width and 0 <= y <= top - shape.height
+    return inside and not any(board[y + row][x + column] for row, column in shape.cells)
+
+
+def drop(board: Board, shape: Shape, y: int, x: int) -> int:
+    """The row where a shape comes to rest that falls from row y, which may lie above the board."""
+
+    def rests() -> bool:
+        below = [(y - 1 + row, x + column) for row, column in shape.soles]
+        return y == 0 or any(row < len(board) and board[row][column] for row, column in below)
+
+    while not rests():
+        y -= 1
+    return y
+
+
+def mark(board: Board, shape: Shape, y: int, x: int) -> None:
+    """Set the shape's cells; those above the board are lost."""
+    for row, column in shape.cells:
+        if y + row < len(board):
+            board[y + row][x + column] = 1
+
+
+def settle(board: Board, shape: Shape, y: int, x: int) -> Board:
+    """A new board with the shape on it."""
+    placed = [list(row) for row in board]
+    mark(placed, shape, y, x)
+    return placed
+
+
+def clear(board: Board) -> tuple[Board, int]:
+    """The board without its full rows, and how many there were."""
+    kept = [list(row) for row in board if not all(row)]
+    lines = len(board) - len(kept)
+    return kept + empty_board(len(board[0]), lines), lines
+
+
+# What a board looks like
+
+
+def columns(board: Board) -> list[list[int]]:
+    """From left to right, each from the floor up."""
+    return [list(cells) for cells in zip(*board, strict=True)]
+
+
+def heights(board: Board) -> list[int]:
+    """Of each column: rows up to its highest settled cell."""
+    return [len(cells) - cells[::-1].index(1) if 1 in cells else 0 for cells in columns(board)]
+
+
+def landing_height(row: int, piece_height: int) -> int:
+    """Twice the height of the middle of a piece whose lowest cells came to rest in `row`."""
+    return 2 * row + piece_height - 1
+
+
+def eroded_cells(placed: Board, shape: Shape, y: int) -> int:
+    """Full rows times the piece's own cells in them. placed: the board with the piece, before rows are removed."""
+    full = [row for row, cells in enumerate(placed) if all(cells)]
+    return len(full) * sum(y + row in full for row, _ in shape.cells)
+
+
+def row_transitions(board: Board) -> int:
+    """Changes between settled and empty along every row, walls settled."""
+    bounded = [[1, *cells, 1] for cells in board]
+    return sum(a != b for cells in bounded for a, b in pairwise(cells))
+
+
+def column_transitions(board: Board) -> int:
+    """Changes between settled and empty up every column, the floor settled, empty above the board."""
+    bounded = [[1, *cells, 0] for cells in columns(board)]
+    return sum(a != b for cells in bounded for a, b in pairwise(cells))
+
+
+def holes(board: Board) -> int:
+    """Empty cells with a settled cell anywhere above them."""
+    return sum(not board[row][x] for x, height in enumerate(heights(board)) for row in range(height))
+
+
+def wells(board: Board) -> int:
+    """1 + 2 + ... + depth of every column lower than both its neighbours, by as much as the lower of them; walls are high."""
+    top = [len(board), *heights(board), len(board)]
+    depths = [min(top[x - 1], top[x + 1]) - top[x] for x in range(1, len(top) - 1)]
+    return sum(sum(range(depth + 1)) for depth in depths if depth > 0)
+
+
+def hole_depth(board: Board) -> int:
+    """For every hole, the settled cells above it in its column."""
+    return sum(sum(cells[row:]) for cells in columns(board) for row, cell in enumerate(cells) if not cell)
+
+
+def rows_with_holes(board: Board) -> int:
+    top = heights(board)
+    return sum(any(not cell and row < top[x] for x, cell in enumerate(cells)) for row, cells in enumerate(board))
+
+
+def steps(board: Board) -> list[int]:
+    """Height of each column less that of the one to its right."""
+    top = heights(board)
+    return [a - b for a, b in pairwise(top)]
+
+
+def diversity(board: Board) -> int:
+    """How many of the steps -2, -1, 0, 1 and 2 occur."""
+    return len({step for step in steps(board) if abs(step) <= 2})
+
+
+def bumpiness(board: Board) -> int:
+    return sum(abs(step) for step in steps(board))
+
+
+COUNTS = (row_transitions, column_transitions, holes, wells, hole_depth, rows_with_holes, diversity, bumpiness)
