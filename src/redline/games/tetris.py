@@ -229,7 +229,8 @@ def legal(config: Config, state: State) -> Tensor:
     """(N, A) bool. Every key may be pressed; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
-    return _drops(config, state.columns, state.pieces[:, 0])[-1]
+    where, _ = _placements(config.width, state.x.device)
+    return ((_room(config, state).unsqueeze(1) >> (_listed(config, state, where) >> 24)) & 1) == 1
 
 
 def cells(config: Config, state: State) -> Tensor:
@@ -247,8 +248,9 @@ def cells(config: Config, state: State) -> Tensor:
 
 def afterstates(config: Config, state: State) -> Afterstates:
     """Every placement of the falling piece, settled and cleared."""
-    where, what, drop, fits = _drops(config, state.columns, state.pieces[:, 0])
-    shape, x, height = what & 0xFFFF, where >> 24, what >> 16
+    where, what = (_listed(config, state, table) for table in _placements(config.width, state.x.device))
+    x, drop, fits = _dropped(config, heights(state.columns), where, what)
+    shape, height = what & 0xFFFF, what >> 16
     board = state.columns.t().unsqueeze(2)  # (W, N, 1)
     drop = torch.where(fits, drop, 0)
     settled: list[Tensor] = []
@@ -336,34 +338,50 @@ def _place(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
     known = (action >= 0) & (action < num_placements(config))
     number = state.pieces[:, 0].to(torch.int32) * num_placements(config) + torch.where(known, action, 0)
     where, what = (table[number].unsqueeze(1) for table in _placements(config.width, action.device))
-    where, what, drop, fits = (x.squeeze(1) for x in _dropped(config, heights(state.columns), where, what))
+    x, drop, fits = (found.squeeze(1) for found in _dropped(config, heights(state.columns), where, what))
     fits = fits & known
-    settled, lines = _settle(config, state.columns, what & 0xFFFF, where >> 24, torch.where(fits, drop, 0))
+    settled, lines = _settle(config, state.columns, what.squeeze(1) & 0xFFFF, x, torch.where(fits, drop, 0))
     following = _next_piece(config, state._replace(columns=settled), torch.ones_like(fits))
     after = _choose(fits, _spawn(config, following), state)
-    return (
-        after,
-        ~fits | ~_drops(config, after.columns, after.pieces[:, 0])[-1].any(1),
-        torch.where(fits, lines, 0),
-        fits,
-    )
+    return after, ~fits | (_room(config, after) == 0), torch.where(fits, lines, 0), fits
 
 
-def _drops(config: Config, columns: Tensor, piece: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of every placement (N, A): its entries of the two tables, the row it drops to, and whether it is legal."""
-    where, what = _placements(config.width, columns.device)
-    number = torch.arange(num_placements(config), dtype=torch.int32, device=columns.device)
-    number = piece.to(torch.int32).unsqueeze(1) * num_placements(config) + number
-    return _dropped(config, heights(columns), where[number], what[number])
+def _room(config: Config, state: State) -> Tensor:
+    """All legal placements of the falling piece as bits (N,) int64: bit 16 o + x is orientation o at column x.
+
+    A column may be at most so high that the piece above it stays below the top: four sets of columns, for the 1 to 4 rows
+    that a piece has above its lowest cell there. An orientation fits where all its columns are in their sets.
+    """
+    stack, top = heights(state.columns), _top(config)
+    kind = state.pieces[:, 0].to(torch.int32)
+    column = torch.arange(config.width, device=stack.device)
+    sets = torch.zeros_like(kind, dtype=torch.int64)
+    for above in range(1, 5):
+        low = (stack <= top - above).to(torch.int64) << column
+        sets = sets | (low.sum(1) << 16 * (above - 1))
+    room = torch.zeros_like(sets)
+    for orientation in range(4):
+        fits = torch.full_like(sets, 0xFFFF)
+        for k in range(4):
+            place = _field(_PLACES[orientation][k], kind)
+            fits = fits & (((sets >> 16 * (_field(_ABOVE[orientation][k], kind) - 1)) & 0xFFFF) >> place)
+        room = room | (fits << 16 * orientation)
+    return room
 
 
-def _dropped(config: Config, stack: Tensor, where: Tensor, what: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `_drops`. stack: heights (N, W); where, what (N, A)."""
-    drop = torch.zeros_like(where)
+def _listed(config: Config, state: State, table: Tensor) -> Tensor:
+    """Entries (N, A) of a table of placements: those of the falling piece."""
+    number = torch.arange(num_placements(config), dtype=torch.int32, device=table.device)
+    return table[state.pieces[:, 0].to(torch.int32).unsqueeze(1) * num_placements(config) + number]
+
+
+def _dropped(config: Config, stack: Tensor, where: Tensor, what: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Leftmost column, row it drops to, and legality of placements. stack: heights (N, W); table entries (N, A)."""
+    x, drop = (where >> 24) & 15, torch.zeros_like(where)
     for k in range(4):
-        column = ((where >> 24) + k).clamp(max=config.width - 1)
+        column = (x + k).clamp(max=config.width - 1)
         drop = torch.maximum(drop, stack.gather(1, column.to(torch.int64)) - ((where >> 6 * k) & 63))
-    return where, what, drop, drop + (what >> 16) <= _top(config)
+    return x, drop, drop + (what >> 16) <= _top(config)
 
 
 _tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
@@ -372,8 +390,9 @@ _tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
 def _placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tables (7 A,) int32 of the pieces' placements, orientation by orientation, left to right; made once for a device.
 
-    The first holds the lowest row of each of the piece's columns, 6 bits each and 63 where it has none, and its leftmost
-    column from bit 24; the second its shape and from bit 16 its height, higher than any board where there is no placement.
+    The first holds the lowest row of each of the piece's columns, 6 bits each and 63 where it has none, from bit 24 its
+    leftmost column and from bit 28 its orientation; the second its shape and from bit 16 its height, higher than any board
+    where there is no placement.
     """
     key = (width, device.type, device.index)
     if key not in _tables:
@@ -381,13 +400,12 @@ def _placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         for turns in _TURNS:
             distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
             rows = []
-            for shape in distinct:
+            for orientation, shape in enumerate(distinct):
                 columns = [_column_bits(shape, k) for k in range(4)]
-                lowest = [(bits & -bits).bit_length() - 1 if bits else 63 for bits in columns]
-                packed = sum(low << 6 * k for k, low in enumerate(lowest))
+                packed = sum(_lowest(shape, k) << 6 * k for k in range(4))
                 body = sum(bits << 4 * k for k, bits in enumerate(columns)) | len(shape) << 16
-                rows += [(packed | x << 24, body) for x in range(width + 1 - len(shape[0]))]
-            rows += [(0xFFFFFF, 64 << 16)] * (4 * width - 6 - len(rows))
+                rows += [(packed | x << 24 | orientation << 28, body) for x in range(width + 1 - len(shape[0]))]
+            rows += [(0xFFFFFF | 15 << 24, 64 << 16)] * (4 * width - 6 - len(rows))  # (no piece lies flat at column 15)
             where += [row[0] for row in rows]
             what += [row[1] for row in rows]
         _tables[key] = tuple(torch.tensor(table, dtype=torch.int32, device=device) for table in (where, what))  # type: ignore[assignment]
@@ -736,15 +754,29 @@ def _column_bits(shape: list[str], column: int) -> int:
     return sum(1 << row for row, line in enumerate(reversed(shape)) if line[column : column + 1] == "#")
 
 
+def _lowest(shape: list[str], column: int) -> int:
+    """Row of the lowest cell of a column; 63 where the shape has no such column."""
+    bits = _column_bits(shape, column)
+    return (bits & -bits).bit_length() - 1 if bits else 63
+
+
 def _row_bits(shape: list[str], row: int) -> int:
     lines = shape[::-1]
     return sum(1 << column for column, cell in enumerate(lines[row]) if cell == "#") if row < len(lines) else 0
 
 
-_WIDTHS = tuple(_digits(lambda turns, o=o: len(turns[o][0])) for o in range(2))
-_HEIGHTS = tuple(_digits(lambda turns, o=o: len(turns[o])) for o in range(2))
-_COLUMNS = tuple(tuple(_digits(lambda turns, o=o, k=k: _column_bits(turns[o], k)) for k in range(4)) for o in range(4))
-_ROWS = tuple(tuple(_digits(lambda turns, o=o, k=k: _row_bits(turns[o], k)) for k in range(4)) for o in range(4))
+def _each(value: Any, turns: int, parts: int = 4) -> tuple[tuple[int, ...], ...]:
+    """Digits by orientation and part of it: `value` of a shape and a number."""
+    return tuple(tuple(_digits(lambda found, o=o, k=k: value(found[o], k)) for k in range(parts)) for o in range(turns))
+
+
+_WIDTHS = _each(lambda shape, _: len(shape[0]), 2, 1)
+_HEIGHTS = _each(lambda shape, _: len(shape), 2, 1)
+_COLUMNS = _each(_column_bits, 4)
+_ROWS = _each(_row_bits, 4)
+# Where a piece has no column k, its first one is asked again.
+_PLACES = _each(lambda shape, k: k if k < len(shape[0]) else 0, 4)
+_ABOVE = _each(lambda shape, k: len(shape) - _lowest(shape, k if k < len(shape[0]) else 0), 4)
 
 
 def _field(digits: int, piece: Tensor) -> Tensor:
@@ -754,8 +786,8 @@ def _field(digits: int, piece: Tensor) -> Tensor:
 def _piece(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Shape (its columns, four bits each), width and height. piece and turn int32 of one shape or broadcast."""
     odd = (turn & 1) == 1
-    width = torch.where(odd, _field(_WIDTHS[1], piece), _field(_WIDTHS[0], piece))
-    height = torch.where(odd, _field(_HEIGHTS[1], piece), _field(_HEIGHTS[0], piece))
+    width = torch.where(odd, _field(_WIDTHS[1][0], piece), _field(_WIDTHS[0][0], piece))
+    height = torch.where(odd, _field(_HEIGHTS[1][0], piece), _field(_HEIGHTS[0][0], piece))
     return _pick(_COLUMNS, piece, turn), width, height
 
 
