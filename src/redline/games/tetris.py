@@ -12,13 +12,13 @@ Pieces: 0 I, 1 O, 2 T, 3 S, 4 Z, 5 J, 6 L. Orientations: turned clockwise 0 to 3
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from redline.core import random
 from redline.core.errors import UserError
@@ -253,16 +253,14 @@ def afterstates(config: Config, state: State) -> Afterstates:
     shape, height = what & 0xFFFF, what >> 16
     board = state.columns.t().unsqueeze(2)  # (W, N, 1)
     drop = torch.where(fits, drop, 0)
-    settled: list[Tensor] = []
-    for column in range(config.width):
-        shift = 4 * (column - x)  # where this column lies in the piece's 16 bits
-        inside = (shift >= 0) & (shift < 16)
-        piece = torch.where(inside, (shape >> shift.clamp(0, 12)) & 15, 0).to(board.dtype) << drop
-        settled.append(board[column] | piece)
-    full = functools.reduce(torch.bitwise_and, settled)
+    column = torch.arange(config.width, dtype=torch.int32, device=x.device).view(-1, 1, 1)
+    shift = 4 * (column - x)  # (W, N, A): where a column lies in the piece's 16 bits
+    inside = (shift >= 0) & (shift < 16)
+    settled = board | (torch.where(inside, (shape >> shift.clamp(0, 12)) & 15, 0).to(board.dtype) << drop)
+    full = functools.reduce(torch.bitwise_and, settled.unbind(0))
     lows, lines = _full_rows(full)
     went = _counts(shape & (((full >> drop) & 15).to(torch.int32) * 0x1111))  # the piece's cells in those rows
-    return Afterstates(_remove(torch.stack(settled), lows), fits, lines, 2 * drop + height - 1, lines * went)
+    return Afterstates(_remove(settled, lows), fits, lines, 2 * drop + height - 1, lines * went)
 
 
 def features(config: Config, state: State, after: Afterstates) -> Tensor:
@@ -666,18 +664,20 @@ def _count(x: Tensor) -> Tensor:
 def _unpack(config: Config, rows: Tensor) -> Tensor:
     """Planes (N, 4, H, W) uint8 from rows of bits (N, 4, H) int32: bit c is column c.
 
-    Four cells are one integer, made by one multiplication: bytes written one by one would take three times as long.
+    Where the width allows, two or four cells are one integer, spread over its bytes by a multiplication.
     """
-    width, count = config.width, rows.shape[0]
-    first = 4 * torch.arange(
-        config.height * width, dtype=torch.int32, device=rows.device
-    )  # a cell of each four, all planes in one row
-    row = first // width
-    flat = F.pad(rows.flatten(1), (0, 1))
-    bits = flat[:, row] | (flat[:, row + 1] << width)  # W is 4 or more: no four cells lie in three rows
-    bits = (bits >> (first - row * width)) & 15
-    spread = (bits * 0x00204081) & 0x01010101
-    return spread.view(torch.uint8).view(count, 4, config.height, width)
+    cells = math.gcd(config.width, 4)
+    spread, ones, dtype = _SPREAD[cells]
+    first = torch.arange(0, config.width, cells, dtype=torch.int32, device=rows.device)
+    bits = (rows.unsqueeze(3) >> first) & ((1 << cells) - 1)
+    return ((bits * spread) & ones).to(dtype).view(torch.uint8).view(-1, 4, config.height, config.width)
+
+
+_SPREAD = {
+    1: (1, 1, torch.uint8),
+    2: (0x0081, 0x0101, torch.int16),
+    4: (0x00204081, 0x01010101, torch.int32),
+}
 
 
 def _plane_rows(config: Config, state: State) -> tuple[Tensor, ...]:
