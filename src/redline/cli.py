@@ -81,7 +81,7 @@ class DoctorOptions:
     """Options of `redline doctor`."""
 
     env: str = "snake"
-    algo: str = "dqn"
+    algo: str = "auto"
     device: str = "auto"
 
 

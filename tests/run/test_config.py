@@ -165,22 +165,42 @@ def test_words() -> None:
     words = {"steps": "20M", "compile": False, "algo": "dqn", "minutes": "auto", "env.width": "7", "dqn.hidden": "8,8"}
     settings = from_words("snake", words)
     assert settings == Settings(
-        "snake", steps=20_000_000, compile=False, env_options={"width": "7"}, algo_options={"hidden": "8,8"}
+        "snake", "dqn", steps=20_000_000, compile=False, env_options={"width": "7"}, algo_options={"hidden": "8,8"}
     )
     plan = resolve(settings)
     assert plan.rules.config.width == 7
     assert plan.algo_config.hidden == (8, 8)
 
 
+def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game() -> None:
+    assert resolve(from_words("snake", {})).settings.algo == "dqn"
+    assert resolve(from_words("snake", {"ppo.gamma": "0.9"})).settings.algo == "ppo"
+    assert resolve(from_words("tetris", {"algo": "dqn"})).settings.algo == "dqn"
+    plan = resolve(from_words("tetris", {"ppo.epochs": "5"}))
+    assert plan.settings.algo == "ppo"
+    assert plan.describe()["algo"] == "ppo"
+    assert str(plan.run_dir) == "runs/tetris-ppo"
+    assert plan.rules.config.view == "afterstates"
+    assert plan.algo_config.hidden == plan.rules.game.suggest(plan.hardware, {})["ppo.hidden"][0]
+    assert plan.algo_config.epochs == 5
+    assert "epochs" not in plan.reasons
+    keys = resolve(from_words("tetris", {"env.actions": "keys"}))
+    assert keys.rules.config.view == "planes"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"envv.width": "5"}, r"There is no option group envv\.\*; with --algo dqn there are env\.\* and dqn\.\*"),
-        ({"ppo.gamma": "0.9"}, r"There is no option group ppo\.\*; with --algo dqn"),
+        ({"envv.width": "5"}, r"There is no option group envv\.\*; there are env\.\* and those of the algorithms: dqn"),
+        (
+            {"algo": "dqn", "ppo.gamma": "0.9"},
+            r"There is no option group ppo\.\*; with --algo dqn there are env\.\* and dqn",
+        ),
+        ({"dqn.gamma": "0.9", "ppo.gamma": "0.9"}, r"There is no option group dqn\.\*"),
         ({".gamma": "0.9"}, "There is no option group"),
         ({"stepz": "5"}, "There is no option stepz; did you mean 'steps'"),
         ({"env_options": "5"}, "There is no option env_options; use --env.NAME"),
-        ({"algo_options": "5"}, "There is no option algo_options; use --env.NAME or --dqn.NAME"),
+        ({"algo_options": "5"}, "There is no option algo_options; use --env.NAME or --ALGO.NAME"),
         ({"steps": "soon"}, "steps is 'soon'; expected a number"),
         ({"save_replay": "perhaps"}, "save_replay is 'perhaps'; expected true or false"),
     ],

@@ -16,7 +16,7 @@ from redline.tools.doctor import examine, report
 
 
 def test_the_settings_are_those_of_training() -> None:
-    found, plan = examine("snake", "dqn", "cpu"), resolve(Settings("snake", device="cpu"))
+    found, plan = examine("snake", "auto", "cpu"), resolve(Settings("snake", device="cpu"))
     assert (found["env"], found["algo"], found["torch"]) == ("snake", "dqn", torch.__version__)
     assert {name: choice["why"] for name, choice in found["settings"].items()} == plan.reasons
     values = {name: choice["value"] for name, choice in found["settings"].items()}

@@ -12,6 +12,8 @@ from torch import Tensor
 from redline.core.errors import UserError, nearest
 from redline.core.records import Events, Hardware, Spec
 
+Phases = tuple[tuple[str, float, float, dict[str, Any]], ...]  # of a curriculum: name, from, to, options
+
 
 class Game(Protocol):
     """What a game's module offers. Config is its frozen dataclass, State its NamedTuple of tensors, batch on axis 0."""
@@ -20,12 +22,12 @@ class Game(Protocol):
     PALETTE: tuple[tuple[str, tuple[int, int, int]], ...]
     HIDDEN: tuple[str, ...]  # fields of State that `observe` never reads
     LIVE: tuple[str, ...]  # options that may be 0-dim tensors: used in tensor arithmetic only, never branched on
-    CURRICULUM: tuple[tuple[str, float, float, dict[str, Any]], ...]  # phases to train with: name, from, to, options
     Config: type[Any]
     State: type[Any]
 
     def spec(self, config: Any) -> Spec: ...
     def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]: ...
+    def curriculum(self, config: Any) -> Phases: ...
     def init(self, config: Any, key: Tensor) -> Any: ...
     def step(self, config: Any, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Events]: ...
     def observe(self, config: Any, state: Any) -> Tensor: ...

@@ -33,7 +33,6 @@ PALETTE = (  # what `cells` numbers: name and colour
 
 # Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_step", "reward_closer")
-CURRICULUM: tuple[tuple[str, float, float, dict[str, Any]], ...] = ()  # no phases: none was found that trains better
 
 _PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
 
@@ -134,6 +133,12 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
         "view": ("centred", "seen from the head, what is learned in one corner holds in all"),
         "sight": (4, "the near cells and the way to the food: a quarter of the inputs of the whole board"),
     }
+
+
+def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
+    """No phases: none was found that trains better."""
+    del config
+    return ()
 
 
 def init(config: Config, key: Tensor) -> State:

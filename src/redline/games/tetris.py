@@ -110,14 +110,6 @@ class State(NamedTuple):
 
 HIDDEN = ("held", "ticks", "bag", "drawn", "key")  # fields no observation reads: a replay need not store them
 LIVE = ("start_height", "ceiling", "reward_line", "reward_death", "reward_hole", "reward_height", "reward_piece")
-CURRICULUM: tuple[tuple[str, float, float, dict[str, Any]], ...] = ()  # phases to train with: name, from, to, options
-
-
-CURRICULUM = (  # penalties for what makes boards hard to clear, once lines are being cleared
-    ("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01}),
-    ("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02}),
-    ("full", 0.66, 1.0, {"reward_hole": -0.1, "reward_height": -0.05}),
-)
 
 
 class Afterstates(NamedTuple):
@@ -164,11 +156,30 @@ def spec(config: Config) -> Spec:
 
 
 def suggest(hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Options to train with on this hardware, each with its reason; `wanted` are those that were asked for."""
-    del hardware
-    if wanted.get("actions", "placement") == "keys":
-        return {}
-    return {"view": ("afterstates", "judging the boards a piece can lead to is easier than judging the moves")}
+    """Settings to train with on this hardware, each with its reason; `wanted` are the options that were asked for."""
+    found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "learns from what it plays, which costs next to nothing here")}
+    gpu = hardware.kind == "cuda"
+    if wanted.get("actions") == "keys":
+        found["ppo.learning_rate"] = (5e-4, "one key changes little: what it was worth is hard to tell")
+        found["ppo.hidden"] = ((256, 256) if gpu else (64, 64), "wide enough to see a board")
+    elif wanted.get("view", "afterstates") == "afterstates":
+        found["view"] = ("afterstates", "judging the boards a piece can lead to is easier than judging the moves")
+        found["ppo.hidden"] = ((64, 64) if gpu else (32,), "features say most of it, and 34 boards a move go through")
+        found["ppo.epochs"] = (2, "each board is seen twice")
+    return found
+
+
+def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
+    """Penalties for what makes boards hard to clear, light until lines are being cleared.
+
+    Placements are learned below a low ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for good.
+    """
+    low = {"ceiling": min(10, config.height)} if config.actions == "placement" and not config.ceiling else {}
+    return (
+        ("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01} | low),
+        ("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02} | low),
+        ("full", 0.66, 1.0, {"reward_hole": -0.1, "reward_height": -0.05} | low),
+    )
 
 
 def num_placements(config: Config) -> int:
@@ -182,6 +193,7 @@ def num_features(config: Config) -> int:
 
 def init(config: Config, key: Tensor) -> State:
     """New games from their streams. key (N,) int32."""
+    _placements(config.width, key.device)  # made here, before anything is compiled: later it would be compiled twice
     none = torch.zeros_like(key)
     bag, drawn, pieces = none + 127, none, []
     for _ in range(1 + config.previews):

@@ -24,6 +24,7 @@ from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
+DEFAULT_ALGO = "dqn"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Settings:
     """Options of `redline train`. None: chosen from the hardware."""
 
     env: str  # the game
-    algo: str = "dqn"
+    algo: str = "auto"  # dqn, ppo; auto: what suits the game
     num_envs: int | None = None  # games played at once
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
@@ -114,18 +115,25 @@ def digest(record: Any) -> str:
 
 def resolve(settings: Settings) -> Plan:
     """Decide everything `settings` leaves open; impossible wishes are errors that name the key."""
-    game, algo = load_game(settings.env), algos.load(settings.algo)
+    game = load_game(settings.env)
     device = hardware.pick_device(settings.device)
     machine = hardware.detect(device)
     reasons: dict[str, str] = {}
 
-    for_env = {k: v for k, v in game.suggest(machine, settings.env_options).items() if k not in settings.env_options}
+    for_game = game.suggest(machine, settings.env_options)
+    algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
+    if settings.algo == "auto":
+        settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
+    algo = algos.load(settings.algo)
+    for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
     reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
     defaults = {name: value for name, (value, _) in for_env.items()}
     env_options = dataclasses.asdict(options.build(game.Config, settings.env_options, "env.", defaults))
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
+    prefix = f"{settings.algo}."
     suggested = dict(algo.suggest(machine, settings.num_envs))
+    suggested |= {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
         reasons[name] = why
@@ -185,12 +193,13 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
         return Curriculum(read_phases(settings.curriculum_file), rules), "asked for"
     if settings.curriculum is False:
         return None, "asked for"
-    if not rules.game.CURRICULUM:
+    phases = phases_of(rules.game.curriculum(rules.config))
+    if not phases:
         if settings.curriculum:
             raise UserError(f"{settings.env} has no curriculum of its own; give one with --curriculum-file.")
         return None, f"{settings.env} has none of its own"
     try:
-        return Curriculum(phases_of(rules.game.CURRICULUM), rules), "the game's own"
+        return Curriculum(phases, rules), "the game's own"
     except UserError as error:
         if settings.curriculum:
             raise
@@ -220,13 +229,20 @@ def _pick_graph(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
 def from_words(env: str, words: dict[str, Any]) -> Settings:
     """Settings from option names and words, `env.*` and the algorithm's options among them."""
     algo = words.get("algo", Settings.algo)
+    algo = _algo_of(words) if algo == "auto" else algo
     found, groups = split_groups(words, algo)
-    plain = {"env": env} | found
+    plain = {"env": env} | found | ({} if algo == "auto" else {"algo": algo})
     known = {f.name for f in dataclasses.fields(Settings)} - {"env", "env_options", "algo_options"}
     hidden = set(plain) - known - {"env"}
     for name in hidden & {"env_options", "algo_options"}:
-        raise UserError(f"There is no option {name}; use --env.NAME or --{algo}.NAME.")
+        raise UserError(f"There is no option {name}; use --env.NAME or --ALGO.NAME.")
     return options.build(Settings, plain, "", {"env_options": groups["env"], "algo_options": groups[algo]})
+
+
+def _algo_of(words: Mapping[str, Any]) -> str:
+    """The algorithm whose options are given, where none is named."""
+    given = [name for name in algos.names() if any(word.startswith(f"{name}.") for word in words)]
+    return given[0] if len(given) == 1 else "auto"
 
 
 def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -240,5 +256,10 @@ def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], d
         elif group in groups:
             groups[group][rest] = word
         else:
-            raise UserError(f"There is no option group {group}.*; with --algo {algo} there are env.* and {algo}.*.")
+            known = f"with --algo {algo} there are env.* and {algo}.*."
+            if algo == "auto":
+                known = (
+                    f"there are env.* and those of the algorithms: {', '.join(f'{name}.*' for name in algos.names())}."
+                )
+            raise UserError(f"There is no option group {group}.*; {known}")
     return plain, groups

@@ -88,7 +88,7 @@ def read_phases(path: str) -> list[Phase]:
 
 
 def phases_of(records: Iterable[tuple[str, float, float, Mapping[str, Any]]]) -> list[Phase]:
-    """A game's own CURRICULUM."""
+    """A game's own curriculum."""
     return [Phase(*record) for record in records]
 
 

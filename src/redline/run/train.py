@@ -42,7 +42,7 @@ def train(settings: Settings) -> Run:
     deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
     phases = len(plan.curriculum.phases) if plan.curriculum else 0
-    progress = Progress(f"{settings.env} · {settings.algo} · {plan.hardware.name}", _score_name(plan), phases)
+    progress = Progress(f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}", _score_name(plan), phases)
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
             if settings.deterministic:
@@ -204,7 +204,7 @@ def _opening(plan: Plan) -> list[str]:
     if plan.curriculum:
         phases = ", ".join(f"{x.name} {100 * x.start:.0f}-{100 * x.end:.0f} %" for x in plan.curriculum.phases)
         lines.append(f"Curriculum: {phases}; evaluation plays by the run's own options.")
-    elif plan.rules.game.CURRICULUM and plan.settings.curriculum is None:
+    elif plan.rules.game.curriculum(plan.rules.config) and plan.settings.curriculum is None:
         lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
         lines.append("Compiling; the first run on a machine takes longest.")

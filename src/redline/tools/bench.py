@@ -51,7 +51,7 @@ class EnvLoop:
         action = random.below(draw, choices) if legal is None else select.draw(legal, draw)
         self.time += 1
         lanes, step = batch.step(self.rules, self.lanes, action)
-        self.obs.copy_(self.rules.game.observe(self.rules.config, lanes.game))
+        self.obs = self.rules.game.observe(self.rules.config, lanes.game)  # a copy would cost as much as making it
         self.reward.copy_(step.reward)
         self.ended.copy_(step.terminated | step.truncated)
         assign(self.lanes, lanes)

@@ -21,7 +21,7 @@ def examine(env: str, algo: str, device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "hardware": dataclasses.asdict(plan.hardware),
         "env": env,
-        "algo": algo,
+        "algo": plan.settings.algo,
         "settings": {name: {"value": _lookup(chosen, name), "why": why} for name, why in sorted(plan.reasons.items())},
     }
 
