@@ -210,7 +210,7 @@ def test_games_that_were_stopped_at_the_end_of_training_are_told(trained: tuple[
     assert "stopped after" not in cli._closing_words(result, {})
     told = cli._closing_words(result | {"finished": 1, "game_overs": 0, "score_censored_low": 15.5}, {})
     assert (
-        "\n3 of them were stopped after 10,000 steps and count as they stood; score per game over: more than 15.5"
+        "\n3 of them were stopped after 4,000 steps and count as they stood; score per game over: more than 15.5"
         in told
     )
 

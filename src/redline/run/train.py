@@ -24,7 +24,7 @@ from redline.run.progress import Progress, device_use, quantity
 from redline.run.session import Session
 
 _LOG_SECONDS = 1.0  # aimed at between log points
-_EVAL_STEPS = 10_000  # of a slot in the evaluation at the end: an agent that never loses must not play for ever
+_EVAL_STEPS = 4_000  # of a slot in the evaluation at the end: an agent that never loses must not play for ever
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75}
 
 
