@@ -102,7 +102,13 @@ def main() -> None:
             rules = make_rules("tetris", options | {"view": "afterstates"})
             started = time.monotonic()
             result = evaluate(
-                rules, controller(name, device), int(wanted.games), device, max_steps=int(wanted.steps)
+                rules,
+                controller(name, device),
+                int(wanted.games),
+                device,
+                max_steps=int(wanted.steps),
+                compile=True,
+                graph=device.type == "cuda",
             ).summary() | {"seconds": time.monotonic() - started}
             record["controllers"][name] = result
             print(

@@ -36,9 +36,7 @@ class Command:
 class EvalOptions:
     """Options of `redline eval`."""
 
-    episodes: int = (
-        256  # games played, each to its end; with --max-steps: games at once, one after another in each slot
-    )
+    episodes: int = 256  # games played, each to its end; with --max-steps: games played at once
     max_steps: int = 0  # play so many steps in all instead, for agents whose games are very long; 0: no budget
     seed: int = 0  # which set of held-out games
     device: str = "auto"

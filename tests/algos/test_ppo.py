@@ -644,11 +644,20 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
         Config(**{field: value})
 
 
-@pytest.mark.parametrize(("size", "accumulate"), [(24, 1), (65, 1), (32, 3), (128, 1)])
+@pytest.mark.parametrize(("size", "accumulate"), [(24, 1), (65, 1), (24, 2), (128, 1)])
 def test_a_batch_that_does_not_divide_the_rollout_is_an_error(size: int, accumulate: int) -> None:
     config, rules = dataclasses.replace(TINY, batch_size=size), probe(paid_by_place)
-    with pytest.raises(UserError, match=r"ppo.batch_size is .*expected a divisor of the 64 steps .* such as 8\.$"):
+    with pytest.raises(
+        UserError, match=r"ppo.batch_size is .*expected a divisor of the 64 steps .* such as \d\.$"
+    ) as told:
         learner_of(config, rules, accumulate=accumulate)
+    fitting = int(str(told.value).removesuffix(".").split()[-1])
+    learner_of(dataclasses.replace(config, batch_size=fitting), rules, accumulate=accumulate)
+
+
+def test_an_accumulation_that_does_not_divide_the_rollout_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"^accumulate is 3; expected a divisor of the 64 steps"):
+        learner_of(TINY, probe(paid_by_place), accumulate=3)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])

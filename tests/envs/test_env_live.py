@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from redline import games
-from redline.core import random
+from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import assign, leaves, map_record
 from redline.envs import batch, change_rules, live_rules, make_rules, set_live
@@ -49,6 +49,27 @@ def test_live_options_give_the_numbers_of_plain_ones(any_variant: Any) -> None:
         assert torch.equal(obs, live_obs)
         (a, step), (b, live_step) = batch.step(rules, a, action(rules, t)), batch.step(live, b, action(rules, t))
         assert same(step, live_step)
+
+
+@pytest.mark.parametrize("actions", ["placement", "keys"])
+def test_live_rules_of_tetris_away_from_their_defaults(actions: str) -> None:
+    """A ceiling, a starting stack and odd rewards as tensors: what is legal too, with legal actions played."""
+    odd = {"reward_line": 1.1, "reward_death": -0.7, "reward_hole": -0.3, "reward_height": -0.2, "reward_piece": 0.1}
+    wanted = {"actions": actions, "ceiling": 10, "start_height": 4, **odd}
+    rules, plain = make_rules("tetris", wanted), make_rules("tetris", {"actions": actions})
+    live = live_rules(plain, plain.game.LIVE, "cpu")
+    set_live(live, rules)
+    a, b = start(rules), start(live)
+    ended = 0
+    for t in range(30):
+        legal, live_legal = rules.game.legal(rules.config, a.game), live.game.legal(live.config, b.game)
+        assert same(a, b)
+        assert torch.equal(legal, live_legal)
+        chosen = select.draw(legal, random.bits(random.seed_key(t), torch.arange(LANES)))
+        (a, step), (b, live_step) = batch.step(rules, a, chosen), batch.step(live, b, chosen)
+        assert same(step, live_step)
+        ended += int(step.terminated.sum())
+    assert ended > LANES // 4
 
 
 def test_every_live_option_is_an_option(game_name: str) -> None:

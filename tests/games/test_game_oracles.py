@@ -222,7 +222,7 @@ TETRISES: dict[str, tuple[dict[str, Any], Any, int, int, int, int]] = {  # optio
     "7x14 low": ({"width": 7, "height": 14, "previews": 0, **ODD}, low, 2, 60, 0, 20),
     "7x14 keys": ({"width": 7, "height": 14, **KEYS, "gravity": 1, "previews": 2}, any_key, 80, 32, 15, 0),
     "4x6": ({"width": 4, "height": 6, "previews": 0}, lying_low, 200, 25, 600, 1000),
-    "4x6 keys": ({"width": 4, "height": 6, **KEYS, "hold": True, "previews": 2}, any_key, 150, 30, 80, 40),
+    "4x7 keys": ({"width": 4, "height": 7, **KEYS, "hold": True, "previews": 2}, any_key, 150, 30, 80, 40),
     "16x32": ({"width": 16, "height": 32, "start_height": 28, **ODD}, lying_low, 48, 25, 4, 10),
     "16x32 keys": ({"width": 16, "height": 32, **KEYS, "start_height": 28}, any_key, 48, 32, 4, 0),
     "5x25": ({"width": 5, "height": 25, "start_height": 21, "pieces": "uniform"}, lying_low, 64, 30, 50, 300),

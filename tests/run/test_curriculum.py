@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from redline import games
+from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make_rules
 from redline.run import evaluate, train
@@ -341,3 +342,53 @@ def test_compiled_training_follows_the_phases(phases: list[dict[str, Any]], tmp_
     again = "; compiling again" if phases is FIXED else ""
     assert len(said) == 2  # and nothing of compilation that failed
     assert all(text.endswith(f"{again}.") for text in said)
+
+
+def test_a_games_own_phases_leave_what_was_asked_for_alone(tmp_path: Path) -> None:
+    def phases(**wanted: Any) -> list[dict[str, Any]]:
+        plan = resolve(Settings("tetris", device="cpu", run_dir=str(tmp_path), env_options=wanted))
+        assert plan.curriculum
+        return [dict(phase.options) for phase in plan.curriculum.phases]
+
+    assert all({"reward_hole", "reward_height", "ceiling"} == phase.keys() for phase in phases())
+    assert all({"reward_height", "ceiling"} == phase.keys() for phase in phases(reward_hole=-0.5))
+    assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(view="planes"))
+    assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(ceiling=12))
+
+
+def test_the_first_limit_decides_and_compiling_is_no_part_of_a_schedule(tmp_path: Path) -> None:
+    wanted = Settings(
+        "snake", device="cpu", compile=False, num_envs=4, steps=1_000_000, minutes=1, run_dir=str(tmp_path)
+    )
+    plan = resolve(wanted)
+    session = Session(plan, lambda _: None)
+    assert train._share_done(plan, session, 0, 45.0) == 0.75
+    assert train._share_done(plan, session, 0, 45.0, compiling=40.0) == 0.25
+    assert train._share_done(plan, session, 0, 60.0, compiling=40.0) == 1.0
+    session.share = 0.9
+    session.iterate(1)
+    assert session.share == 0.9
+    session.share = 0.0
+    session.iterate(1)
+    assert session.share == 4 / 1_000_000
+
+
+def test_a_memory_whose_observations_hold_rewards_is_forgotten(tmp_path: Path) -> None:
+    """After a change no sample is left that was paid by other rewards than its observation shows."""
+    small = {"width": 4, "height": 8, "ceiling": 8, "start_height": 3}
+    options = {"n_step": 1, "learning_starts": 64, "hidden": (8,), "replay_capacity": 2048}
+    wanted = Settings(
+        "tetris", "dqn", device="cpu", compile=False, num_envs=32, batch_size=32, steps=32 * 60, run_dir=str(tmp_path),
+        env_options=small, algo_options=options,
+    )  # fmt: skip
+    session = Session(resolve(wanted), lambda _: None)
+    disagreed = []
+    for _ in range(60):
+        session.iterate(1)
+        if session.remembered > 3:
+            batch = session.learner.memory.sample(random.seed_key(session.iterations), 256)
+            shown = batch.obs[torch.arange(256), batch.action, 0]
+            disagreed.append(bool((shown != batch.reward)[batch.discount > 0].any()))
+    assert session.phase == 2
+    assert len(disagreed) > 30
+    assert not any(disagreed)

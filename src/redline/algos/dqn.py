@@ -118,6 +118,10 @@ def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor
     values: Tensor = chooser(batch.next_obs, batch.next_legal)
     best = values.argmax(1)
     following = target.chosen(batch.next_obs, best) if config.double else nets.gather(values, best)
+    if (
+        batch.next_legal is not None
+    ):  # a state without a legal action, as below a ceiling that came down, is worth nothing
+        following = torch.where(batch.next_legal.any(1), following, 0.0)
     return batch.reward + batch.discount * following
 
 
@@ -182,6 +186,10 @@ class Learner:
     @property
     def updates_per_iteration(self) -> int:
         return self.config.updates
+
+    def forget(self) -> None:
+        """Start with an empty memory."""
+        self.memory.clear()
 
     def ready(self, remembered: int) -> bool:
         """Whether to learn after an iteration that finds so many in memory."""

@@ -3,7 +3,7 @@
 Follows Schulman et al. 2017 with generalised advantage estimation, advantages normalised a minibatch at a time and returns
 normalised by running statistics. Left out: clipping of the value loss (it did not help in Andrychowicz et al. 2021), early
 stopping by KL divergence (a captured iteration has a fixed length), reward clipping (rewards are set in the game's options)
-and recurrent networks (games are Markov).
+and recurrent networks (observations say all but a few ticks).
 """
 
 from __future__ import annotations
@@ -155,10 +155,16 @@ class Learner:
         self.horizon, self.samples_per_update = config.rollout, config.batch_size * accumulate
         size = config.rollout * num_envs
         if size % self.samples_per_update:
+            if size % accumulate:
+                raise UserError(
+                    f"accumulate is {accumulate}; expected a divisor of the {size:,} steps that {num_envs:,} environments "
+                    f"play in a rollout of {config.rollout}."
+                )
             times = f" times accumulate {accumulate}" if accumulate > 1 else ""
             raise UserError(
                 f"ppo.batch_size is {config.batch_size:,}{times}; expected a divisor of the {size:,} steps that "
-                f"{num_envs:,} environments play in a rollout of {config.rollout}, such as {_divisor(size):,}."
+                f"{num_envs:,} environments play in a rollout of {config.rollout}, such as "
+                f"{_divisor(size // accumulate):,}."
             )
         self.updates_per_iteration = config.epochs * (size // self.samples_per_update)
         device = runtime.device
@@ -237,6 +243,9 @@ class Learner:
         with self.runtime.autocast():
             value: Tensor = self.net(self.rules.game.observe(self.rules.config, state), legal(self.rules, state))[1]
         return value
+
+    def forget(self) -> None:
+        """Nothing outlives an update."""
 
     def ready(self, remembered: int) -> bool:
         """A rollout is all it takes."""

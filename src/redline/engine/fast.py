@@ -21,6 +21,7 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "realize_opcount_threshold": 10,
     "unroll_reductions_threshold": 18,
 }
+_OBJECTS = 64  # sessions and evaluations in one process that are compiled, one after the other
 _WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
 
 
@@ -59,6 +60,8 @@ class Compiler:
         if not self.enabled:
             return function
         compiled: Callable[..., Any]
+        # A method is compiled anew for every object. Beyond its limit, 8, torch would go on uncompiled.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
         try:
             # fullgraph: a function that cannot be compiled whole fails before it changed anything, so eager can take over.
             compiled = torch.compile(function, dynamic=False, fullgraph=True, options=_OPTIONS)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Events, Hardware, Spec
+from redline.core.records import Events, Hardware, Spec, where
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
 
@@ -90,6 +90,8 @@ class Config:
             raise UserError("env.view is 'afterstates', which shows placements; take it with env.actions placement.")
         if self.hold and self.actions != "keys":
             raise UserError("env.hold puts the falling piece aside with a key; take it with env.actions keys.")
+        if self.hold and self.previews == 2 and self.height < 7:
+            raise UserError("env.height is 6; two previews and a held piece are drawn in at least 7 rows.")
 
 
 class State(NamedTuple):
@@ -172,9 +174,10 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[An
 def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
     """Penalties for what makes boards hard to clear, light until lines are being cleared.
 
-    Placements are learned below a low ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for good.
+    Afterstates are learned below a low ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for good.
+    (Planes are not: the piece would be drawn below the ceiling, which the board that is played in the end does not have.)
     """
-    low = {"ceiling": min(10, config.height)} if config.actions == "placement" and not config.ceiling else {}
+    low = {"ceiling": min(10, config.height)} if config.view == "afterstates" and not config.ceiling else {}
     return (
         ("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01} | low),
         ("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02} | low),
@@ -241,8 +244,8 @@ def legal(config: Config, state: State) -> Tensor:
     """(N, A) bool. Every key may be pressed; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
-    where, _ = _placements(config.width, state.x.device)
-    return ((_room(config, state).unsqueeze(1) >> (_listed(config, state, where) >> 24)) & 1) == 1
+    place, _ = _placements(config.width, state.x.device)
+    return ((_room(config, state).unsqueeze(1) >> (_listed(config, state, place) >> 24)) & 1) == 1
 
 
 def cells(config: Config, state: State) -> Tensor:
@@ -260,9 +263,9 @@ def cells(config: Config, state: State) -> Tensor:
 
 def afterstates(config: Config, state: State) -> Afterstates:
     """Every placement of the falling piece, settled and cleared."""
-    where, what = (_listed(config, state, table) for table in _placements(config.width, state.x.device))
-    x, drop, fits = _dropped(config, heights(state.columns), where, what)
-    shape, height = what & 0xFFFF, what >> 16
+    place, body = (_listed(config, state, table) for table in _placements(config.width, state.x.device))
+    x, drop, fits = _dropped(config, heights(state.columns), place, body)
+    shape, height = body & 0xFFFF, body >> 16
     board = state.columns.t().unsqueeze(2)  # (W, N, 1)
     drop = torch.where(fits, drop, 0)
     column = torch.arange(config.width, dtype=torch.int32, device=x.device).view(-1, 1, 1)
@@ -278,7 +281,9 @@ def afterstates(config: Config, state: State) -> Afterstates:
 def features(config: Config, state: State, after: Afterstates) -> Tensor:
     """(N, A, F) float32 in the order of FEATURES, heights of columns and next pieces after them.
 
-    Those of Dellacherie and of Thiery and Scherrer, counted after full rows are gone; walls and floor count as filled.
+    Those of Dellacherie and of Thiery and Scherrer, counted after full rows are gone; walls and floor count as filled. Their
+    texts leave wells and hole depth open to reading: these are the readings with which published controllers score what was
+    published (docs/log.md).
     `landing_height` is doubled and without an offset, so that it is whole. `reward` is that of the placement without what
     may follow from the next piece.
     """
@@ -347,12 +352,12 @@ def _place(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
     """Settle the falling piece where `action` says: State, terminated, lines, whether it settled."""
     known = (action >= 0) & (action < num_placements(config))
     number = state.pieces[:, 0].to(torch.int32) * num_placements(config) + torch.where(known, action, 0)
-    where, what = (table[number].unsqueeze(1) for table in _placements(config.width, action.device))
-    x, drop, fits = (found.squeeze(1) for found in _dropped(config, heights(state.columns), where, what))
+    place, body = (table[number].unsqueeze(1) for table in _placements(config.width, action.device))
+    x, drop, fits = (found.squeeze(1) for found in _dropped(config, heights(state.columns), place, body))
     fits = fits & known
-    settled, lines = _settle(config, state.columns, what.squeeze(1) & 0xFFFF, x, torch.where(fits, drop, 0))
+    settled, lines = _settle(config, state.columns, body.squeeze(1) & 0xFFFF, x, torch.where(fits, drop, 0))
     following = _next_piece(config, state._replace(columns=settled), torch.ones_like(fits))
-    after = _choose(fits, _spawn(config, following), state)
+    after = where(fits, _spawn(config, following), state)
     return after, ~fits | (_room(config, after) == 0), torch.where(fits, lines, 0), fits
 
 
@@ -385,13 +390,13 @@ def _listed(config: Config, state: State, table: Tensor) -> Tensor:
     return table[state.pieces[:, 0].to(torch.int32).unsqueeze(1) * num_placements(config) + number]
 
 
-def _dropped(config: Config, stack: Tensor, where: Tensor, what: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _dropped(config: Config, stack: Tensor, place: Tensor, body: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Leftmost column, row it drops to, and legality of placements. stack: heights (N, W); table entries (N, A)."""
-    x, drop = (where >> 24) & 15, torch.zeros_like(where)
+    x, drop = (place >> 24) & 15, torch.zeros_like(place)
     for k in range(4):
         column = (x + k).clamp(max=config.width - 1)
-        drop = torch.maximum(drop, stack.gather(1, column.to(torch.int64)) - ((where >> 6 * k) & 63))
-    return x, drop, drop + (what >> 16) <= _top(config)
+        drop = torch.maximum(drop, stack.gather(1, column.to(torch.int64)) - ((place >> 6 * k) & 63))
+    return x, drop, drop + (body >> 16) <= _top(config)
 
 
 _tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
@@ -406,19 +411,17 @@ def _placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """
     key = (width, device.type, device.index)
     if key not in _tables:
-        where, what = [], []
-        for turns in _TURNS:
+        rows: list[tuple[int, int]] = []
+        for number, turns in enumerate(_TURNS, 1):
             distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
-            rows = []
             for orientation, shape in enumerate(distinct):
-                columns = [_column_bits(shape, k) for k in range(4)]
-                packed = sum(_lowest(shape, k) << 6 * k for k in range(4))
-                body = sum(bits << 4 * k for k, bits in enumerate(columns)) | len(shape) << 16
-                rows += [(packed | x << 24 | orientation << 28, body) for x in range(width + 1 - len(shape[0]))]
-            rows += [(0xFFFFFF | 15 << 24, 64 << 16)] * (4 * width - 6 - len(rows))  # (no piece lies flat at column 15)
-            where += [row[0] for row in rows]
-            what += [row[1] for row in rows]
-        _tables[key] = tuple(torch.tensor(table, dtype=torch.int32, device=device) for table in (where, what))  # type: ignore[assignment]
+                lowest = sum(_lowest(shape, k) << 6 * k for k in range(4)) | orientation << 28
+                body = sum(_column_bits(shape, k) << 4 * k for k in range(4)) | len(shape) << 16
+                rows += [(lowest | x << 24, body) for x in range(width + 1 - len(shape[0]))]
+            none = (0xFFFFFF | 15 << 24, 64 << 16)  # (no piece lies flat at column 15)
+            rows += [none] * (number * (4 * width - 6) - len(rows))
+        first, second = (torch.tensor(table, dtype=torch.int32, device=device) for table in zip(*rows, strict=True))
+        _tables[key] = first, second
     return _tables[key]
 
 
@@ -433,7 +436,7 @@ def _press(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
     spin = (action == CLOCKWISE).to(torch.int32) - (action == COUNTER).to(torch.int32)
     turns = spin != 0
     new_turn = (turn + spin) & 3
-    shape, new_width, _ = _piece(kind, new_turn)
+    _, new_width, _ = _piece(kind, new_turn)
     aside = (action == RIGHT).to(torch.int32) - (action == LEFT).to(torch.int32)
     # Turned about its middle; where that is not free, a column to the left or to the right.
     wanted = x + torch.where(turns, torch.div(width - new_width, 2, rounding_mode="trunc"), aside)
@@ -474,10 +477,10 @@ def _press(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
             hold=state.pieces[:, 0],
             held=torch.ones_like(state.held),
         )
-        advanced = _choose(puts, swapped, advanced)
+        advanced = where(puts, swapped, advanced)
     fresh = _spawn(config, advanced)
     comes = locks | puts
-    after = _choose(comes, fresh, lies)
+    after = where(comes, fresh, lies)
     blocked = ~_free(
         config,
         after.columns,
@@ -547,14 +550,14 @@ def _remove(columns: Tensor, lows: list[Tensor]) -> Tensor:
     return columns
 
 
-def _next_piece(config: Config, state: State, where: Tensor) -> State:
-    """The next piece becomes the falling one in the lanes `where`, and one more is drawn."""
+def _next_piece(config: Config, state: State, due: Tensor) -> State:
+    """The next piece becomes the falling one in the lanes `due`, and one more is drawn."""
     drawn, bag = _draw(config, state.key, state.bag.to(torch.int32), state.drawn)
     pieces = torch.cat([state.pieces[:, 1:], drawn.to(torch.int8).unsqueeze(1)], 1)
     return state._replace(
-        pieces=torch.where(where.unsqueeze(1), pieces, state.pieces),
-        bag=torch.where(where, bag.to(torch.int8), state.bag),
-        drawn=state.drawn + where.to(torch.int32),
+        pieces=torch.where(due.unsqueeze(1), pieces, state.pieces),
+        bag=torch.where(due, bag.to(torch.int8), state.bag),
+        drawn=state.drawn + due.to(torch.int32),
     )
 
 
@@ -619,11 +622,6 @@ def _shaped(config: Config, reward: Tensor, before: Tensor, after: Tensor, settl
 def _used(weight: Any) -> bool:
     """Whether a reward can be anything but 0: a tensor may change while training."""
     return isinstance(weight, Tensor) or weight != 0
-
-
-def _choose(condition: Tensor, yes: State, no: State) -> State:
-    fields = (torch.where(condition.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(yes, no, strict=True))
-    return State(*fields)
 
 
 # ----------------------------------------------------------------------------------------------------------------- bits
@@ -745,13 +743,9 @@ def _orientations() -> list[list[list[str]]]:
         for _ in range(4):
             turns.append(shape)
             shape = _turned(shape)
-        distinct = [turn for index, turn in enumerate(turns) if _normal(turn) not in map(_normal, turns[:index])]
+        distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
         found.append([distinct[index % len(distinct)] for index in range(4)])
     return found
-
-
-def _normal(shape: list[str]) -> str:
-    return "/".join(shape)
 
 
 _TURNS = _orientations()

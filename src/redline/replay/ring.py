@@ -78,6 +78,12 @@ class Ring:
             named[name] = getattr(self, name)
         return named
 
+    def clear(self) -> None:
+        """Forget everything."""
+        for tensor in (self.written, self.cuts, self.ended):
+            tensor.zero_()
+        self.final_of.fill_(-1)
+
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         """Append one row: the States (N, …) the actions (N,) were taken in, and what came of them."""
         lane = torch.arange(self.lanes, device=self.device)

@@ -193,7 +193,7 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
         return Curriculum(read_phases(settings.curriculum_file), rules), "asked for"
     if settings.curriculum is False:
         return None, "asked for"
-    phases = phases_of(rules.game.curriculum(rules.config))
+    phases = phases_of(rules.game.curriculum(rules.config), without=settings.env_options)
     if not phases:
         if settings.curriculum:
             raise UserError(f"{settings.env} has no curriculum of its own; give one with --curriculum-file.")

@@ -23,6 +23,7 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import leaves
 from redline.envs import batch, change_rules
 from redline.envs.batch import Rules
+from redline.games import Phases
 
 BASE = "base"  # name of what no phase covers
 _PROBES = 64  # games played to see what an option changes
@@ -87,9 +88,13 @@ def read_phases(path: str) -> list[Phase]:
     return [_phase(record, number) for number, record in enumerate(records, 1)]
 
 
-def phases_of(records: Iterable[tuple[str, float, float, Mapping[str, Any]]]) -> list[Phase]:
-    """A game's own curriculum."""
-    return [Phase(*record) for record in records]
+def phases_of(records: Phases, without: Iterable[str] = ()) -> list[Phase]:
+    """A game's own curriculum, which leaves the options in `without` alone: somebody asked for them."""
+    asked = {name.replace("-", "_") for name in without}
+    return [
+        Phase(name, start, end, {option: value for option, value in options.items() if option not in asked})
+        for name, start, end, options in records
+    ]
 
 
 def _phase(record: Any, number: int) -> Phase:

@@ -74,7 +74,7 @@ class Session:
         """Play `count` times `horizon` steps in every environment, and learn after each once enough has been played."""
         for _ in range(count):
             if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
-                self.share = min(self.env_steps / self.plan.settings.steps, 1.0)
+                self.share = max(self.share, min(self.env_steps / self.plan.settings.steps, 1.0))
             if self.learner.scheduled:
                 self.learner.progress.fill_(self.share)
             self._follow_curriculum()
@@ -93,6 +93,9 @@ class Session:
             return
         again = curriculum.compiles_again(self.phase, due)
         self._enter(due)
+        if self.learner.spec.afterstates:  # there observations hold rewards: those remembered would no longer agree
+            self.learner.forget()
+            self.remembered = 0
         phase = curriculum.phases[due]
         options = ", ".join(f"env.{name} {value}" for name, value in phase.options.items()) or "the run's own options"
         self.notify(

@@ -68,10 +68,11 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     )
     session = Session(plan, progress.say)  # before checkpoints are moved aside: settings that do not fit are found here
     found = _find_checkpoint(plan, checkpoints, progress)
-    seconds, episodes = 0.0, 0
+    seconds, episodes, compiling = 0.0, 0, 0.0
     if found:
         session.load(found.tensors, found.state["session"])
         seconds, episodes = found.state["seconds"], found.state["episodes"]
+        compiling = found.state.get("compiling", 0.0)
         progress.say(f"Continuing {plan.run_dir} from {found.path.name} ({quantity(session.env_steps)} steps).")
     write_json(plan.run_dir / "config.json", plan.describe())
     metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
@@ -81,10 +82,12 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     saved_at = time.monotonic()
     first_update: float | None = None
     chunk, updates_logged = 1, session.updates
+    first_chunk = True
     record: dict[str, Any] = {}
 
     def save(background: bool) -> None:
         state = {"session": session.counters(), "seconds": time.monotonic() - started, "episodes": episodes}
+        state["compiling"] = compiling
         tensors, everything = session.tensors(replay=plan.settings.save_replay), session.tensors()
         checkpoints.save(
             session.env_steps,
@@ -101,7 +104,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             progress.say(f"This run has reached its limit of {stopped_by} already; give a higher one to go on.")
         while not stopped_by:
             # Play and learn: nothing here waits for the device.
-            session.share = min(_share_done(plan, session, episodes, time.monotonic() - started), 1.0)
+            session.share = min(_share_done(plan, session, episodes, time.monotonic() - started, compiling), 1.0)
             count = _iterations_allowed(plan, session, chunk)
             chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
             session.iterate(count)
@@ -110,6 +113,8 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             tally = session.collector.tally.read()
             now = time.monotonic()
             took = max(now - chunk_started, 1e-9)
+            compiling += took if first_chunk else 0.0
+            first_chunk = False
             if first_update is None and session.updates > updates_logged:
                 first_update = time.time() - psutil.Process().create_time()
             episodes += int(tally["episodes"])
@@ -291,13 +296,13 @@ def _reached(plan: Plan, session: Session, episodes: int, seconds: float) -> str
     return ""
 
 
-def _share_done(plan: Plan, session: Session, episodes: int, seconds: float) -> float:
-    """Of the limit that will be reached first."""
+def _share_done(plan: Plan, session: Session, episodes: int, seconds: float, compiling: float = 0.0) -> float:
+    """Of the limit that will be reached first. Seconds of compiling count as time spent, but as no part of a schedule."""
     settings = plan.settings
     shares = (
         session.env_steps / settings.steps if settings.steps else 0.0,
         episodes / settings.episodes if settings.episodes else 0.0,
-        seconds / (60 * plan.minutes) if plan.minutes else 0.0,
+        (seconds - compiling) / max(60 * plan.minutes - compiling, 1e-9) if plan.minutes else 0.0,
     )
     return max(shares)
 
