@@ -633,7 +633,8 @@ def test_a_policy_as_it_will_be_loaded() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(name, 0) for name in ("rollout", "epochs", "batch_size", "learning_rate", "clip", "max_grad_norm")],
+        *[(name, 0) for name in ("rollout", "epochs", "learning_rate", "clip", "max_grad_norm")],
+        ("batch_size", -1),
         *[(name, bad) for name in ("gamma", "gae_lambda") for bad in (-0.1, 1.1, float("nan"))],
         *[(name, -0.1) for name in ("learning_rate_end", "value_coef", "entropy_coef", "entropy_end")],
         ("hidden", (64, 0)),
@@ -662,14 +663,19 @@ def test_an_accumulation_that_does_not_divide_the_rollout_is_an_error() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("num_envs", [None, 1, 3, 4096])
-def test_suggestions_fit_each_other(device: str, num_envs: int | None) -> None:
-    suggested = ppo.suggest(Hardware(device, "x", 2, 4.0, False, ""), num_envs)
+@pytest.mark.parametrize("rollout", [32, 2, 7])
+def test_suggestions_fit_each_other(device: str, num_envs: int | None, rollout: int) -> None:
+    suggested = ppo.suggest(Hardware(device, "x", 2, 4.0, False, ""))
     values = {name: value for name, (value, _) in suggested.items()}
-    games = values.pop("num_envs")
-    config = Config(**values)
-    assert games == (num_envs or (512 if device == "cpu" else 16_384))
-    assert games * config.rollout % config.batch_size == 0
+    games = num_envs or values.pop("num_envs")
+    values.pop("num_envs", None)
+    config, why = ppo.complete(Config(**values | {"rollout": rollout}), games)
+    assert games * rollout % config.batch_size == 0
+    assert config.batch_size == games * rollout // 8 or games * rollout % 8
+    assert why
     assert set(ppo.FIXED) <= {field.name for field in dataclasses.fields(Config)}
+    asked = dataclasses.replace(config, batch_size=5)
+    assert ppo.complete(asked, games) == (asked, {})
 
 
 def test_it_is_found_by_name() -> None:

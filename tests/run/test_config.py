@@ -196,7 +196,10 @@ def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game()
             {"algo": "dqn", "ppo.gamma": "0.9"},
             r"There is no option group ppo\.\*; with --algo dqn there are env\.\* and dqn",
         ),
-        ({"dqn.gamma": "0.9", "ppo.gamma": "0.9"}, r"There is no option group dqn\.\*"),
+        (
+            {"dqn.gamma": "0.9", "ppo.gamma": "0.9"},
+            "Options of dqn and ppo are given; name the one to train with: --algo dqn",
+        ),
         ({".gamma": "0.9"}, "There is no option group"),
         ({"stepz": "5"}, "There is no option stepz; did you mean 'steps'"),
         ({"env_options": "5"}, "There is no option env_options; use --env.NAME"),
@@ -235,3 +238,8 @@ def test_identity_is_what_a_continued_run_must_share() -> None:
     ]
     assert {identity(**changes) for changes in same} == {identity()}
     assert len({identity(**changes) for changes in other} | {identity()}) == len(other) + 1
+
+
+def test_a_setting_the_algorithm_does_not_have_is_named() -> None:
+    with pytest.raises(UserError, match=r"^ppo has no n_step; leave --n-step away or take another --algo\.$"):
+        resolve(Settings("snake", "ppo", n_step=3))

@@ -18,7 +18,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """The algorithm called `name`: a module with Config, Learner, suggest and policy_net."""
+    """The algorithm called `name`: a module with Config, Learner, suggest, complete, memory_bytes and policy_net."""
     if name not in names():
         hint = nearest(name, names()) or "."
         raise UserError(f"There is no algorithm '{name}'{hint} Algorithms: {', '.join(names())}.")

@@ -68,12 +68,8 @@ class Config:
 FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay_capacity")  # a continued run must keep these
 
 
-def suggest(hardware: Hardware, num_envs: int | None = None) -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's.
-
-    The argument `num_envs` is what was asked for.
-    """
-    del num_envs
+def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
     if hardware.kind == "cuda":
         return {
             "num_envs": (16_384, "enough games to fill a GPU each step"),
@@ -91,6 +87,12 @@ def suggest(hardware: Hardware, num_envs: int | None = None) -> dict[str, tuple[
         "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
         "replay_capacity": (500_000, "about 120 bytes a transition, 60 MB in a checkpoint"),
     }
+
+
+def complete(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
+    """Nothing here follows from other settings."""
+    del num_envs
+    return config, {}
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ and recurrent networks (observations say all but a few ticks).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class Config:
 
     rollout: int = 32  # steps every environment plays between two updates
     epochs: int = 2  # times each of them is learned from
-    batch_size: int = 2048  # samples a gradient step
+    batch_size: int = 0  # samples a gradient step; 0: an eighth of what is played between two updates
     learning_rate: float = 1e-3  # at the start of training
     learning_rate_end: float = 1e-4  # at its end; in between on a straight line
     gamma: float = 0.99
@@ -44,7 +45,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)
 
     def __post_init__(self) -> None:
-        for name in ("rollout", "epochs", "batch_size"):
+        for name in ("rollout", "epochs"):
             if getattr(self, name) < 1:
                 raise UserError(f"ppo.{name} is {getattr(self, name)}; expected at least 1.")
         for name in ("gamma", "gae_lambda"):
@@ -53,7 +54,7 @@ class Config:
         for name in ("learning_rate", "clip", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise UserError(f"ppo.{name} is {getattr(self, name)}; expected a number above 0.")
-        for name in ("learning_rate_end", "value_coef", "entropy_coef", "entropy_end"):
+        for name in ("batch_size", "learning_rate_end", "value_coef", "entropy_coef", "entropy_end"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"ppo.{name} is {getattr(self, name)}; expected 0 or more.")
         if min(self.hidden, default=1) < 1:
@@ -64,29 +65,29 @@ FIXED = ("net", "hidden", "gamma", "rollout")  # a continued run must keep these
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 
 
-def suggest(hardware: Hardware, num_envs: int | None = None) -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's.
-
-    The argument `num_envs` is what was asked for.
-    """
-    gpu = hardware.kind == "cuda"
-    games = num_envs or (16_384 if gpu else 512)
-    batch = (max(games, 1) * 32 // _PARTS, "an eighth of what is played between two updates")
-    if gpu:
+def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
+    if hardware.kind == "cuda":
         return {
-            "num_envs": (games, "enough games to fill a GPU each step"),
+            "num_envs": (16_384, "enough games to fill a GPU each step"),
             "rollout": (32, "short rollouts of many games are learned from while they are fresh"),
-            "batch_size": batch,
             "epochs": (2, "new games cost little here: more of them beats learning twice as often from each"),
             "hidden": ((512, 512), "a GPU multiplies wider layers at little cost"),
         }
     return {
-        "num_envs": (games, "enough games to share the cost of a step, few enough to learn from often"),
+        "num_envs": (512, "enough games to share the cost of a step, few enough to learn from often"),
         "rollout": (32, "short rollouts of many games are learned from while they are fresh"),
-        "batch_size": batch,
         "epochs": (3, "playing is what a CPU's time goes to: each game is learned from three times"),
         "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
     }
+
+
+def complete(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
+    """The settings that follow from others, filled in, and why."""
+    if config.batch_size:
+        return config, {}
+    filled = dataclasses.replace(config, batch_size=_divisor(max(num_envs, 1) * config.rollout))
+    return filled, {"batch_size": "an eighth of what is played between two updates"}
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
@@ -149,6 +150,7 @@ class Learner:
         accumulate: int = 1,
     ) -> None:
         """`state` (N, …) is an example of the game's State of all lanes."""
+        config, _ = complete(config, num_envs)
         self.spec = spec = rules.game.spec(rules.config)
         self.rules, self.config, self.num_envs = rules, config, num_envs
         self.runtime, self.accumulate = runtime, accumulate

@@ -132,7 +132,7 @@ def resolve(settings: Settings) -> Plan:
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
     prefix = f"{settings.algo}."
-    suggested = dict(algo.suggest(machine, settings.num_envs))
+    suggested = dict(algo.suggest(machine))
     suggested |= {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
@@ -140,6 +140,10 @@ def resolve(settings: Settings) -> Plan:
     wanted: dict[str, Any] = dict(settings.algo_options)
     for name in ("batch_size", "n_step", "replay_capacity"):
         if getattr(settings, name) is not None:
+            if name not in {field.name for field in dataclasses.fields(algo.Config)}:
+                raise UserError(
+                    f"{settings.algo} has no {name}; leave --{name.replace('_', '-')} away or take another --algo."
+                )
             wanted[name] = getattr(settings, name)
     for name in wanted:
         reasons.pop(name.replace("-", "_"), None)
@@ -152,6 +156,8 @@ def resolve(settings: Settings) -> Plan:
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
+    algo_config, follows = algo.complete(algo_config, num_envs)
+    reasons |= follows
     if settings.seed >= MAX_SEED:
         raise UserError(
             f"seed is {settings.seed}; expected 0 to {MAX_SEED - 1:,}: larger ones are kept for evaluation."
@@ -242,7 +248,9 @@ def from_words(env: str, words: dict[str, Any]) -> Settings:
 def _algo_of(words: Mapping[str, Any]) -> str:
     """The algorithm whose options are given, where none is named."""
     given = [name for name in algos.names() if any(word.startswith(f"{name}.") for word in words)]
-    return given[0] if len(given) == 1 else "auto"
+    if len(given) > 1:
+        raise UserError(f"Options of {' and '.join(given)} are given; name the one to train with: --algo {given[0]}.")
+    return given[0] if given else "auto"
 
 
 def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -122,7 +122,9 @@ def _checked(phases: Iterable[Phase]) -> list[Phase]:
                 f"Phase '{phase.name}' of the curriculum goes from {phase.start:g} to {phase.end:g}; expected shares of the "
                 "training from 0 to 1, the second above the first."
             )
-        if not phase.name or [other.name for other in ordered].count(phase.name) > 1:
+        if not phase.name:
+            raise UserError(f"A phase of the curriculum ({phase.start:g} to {phase.end:g}) has no name; give it one.")
+        if [other.name for other in ordered].count(phase.name) > 1:
             raise UserError(f"Two phases of the curriculum are called '{phase.name}'; give each its own name.")
     for before, after in pairwise(ordered):
         if after.start < before.end:
@@ -187,5 +189,11 @@ def _keys(kinds: Iterable[str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an empty list", str: "a text", bool: "true or false", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "an empty list" if not value else "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")

@@ -169,6 +169,7 @@ def bench_train(
             precision=precision,
             compile=compiles,
             graph=graphs,
+            curriculum=False,
             env_options=chosen,
             algo_options=fitted | wanted,
         )
