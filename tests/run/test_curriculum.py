@@ -354,6 +354,7 @@ def test_a_games_own_phases_leave_what_was_asked_for_alone(tmp_path: Path) -> No
     assert all({"reward_height", "ceiling"} == phase.keys() for phase in phases(reward_hole=-0.5))
     assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(view="planes"))
     assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(ceiling=12))
+    assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(height=14))
 
 
 def test_the_first_limit_decides_and_compiling_is_no_part_of_a_schedule(tmp_path: Path) -> None:

@@ -174,10 +174,11 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[An
 def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
     """Penalties for what makes boards hard to clear, light until lines are being cleared.
 
-    Afterstates are learned below a low ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for good.
+    On high boards afterstates are learned below a ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for
+    good, and is learned from games that end. On lower ones games end often enough.
     (Planes are not: the piece would be drawn below the ceiling, which the board that is played in the end does not have.)
     """
-    low = {"ceiling": min(10, config.height)} if config.view == "afterstates" and not config.ceiling else {}
+    low = {"ceiling": 10} if config.view == "afterstates" and config.height >= 16 and not config.ceiling else {}
     return (
         ("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01} | low),
         ("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02} | low),
