@@ -121,8 +121,9 @@ def main() -> None:
             rates = {}
             for boards in wanted.boards:
                 torch._dynamo.reset()
-                compiler = fast.Compiler(True, print)
-                loop = Greedy(make_rules("tetris", options), name, boards, device, compiler, device.type == "cuda")
+                rules = make_rules("tetris", options)
+                compiler = fast.Compiler(True, print, device, rules.game)
+                loop = Greedy(rules, name, boards, device, compiler, device.type == "cuda")
                 rates[boards] = boards * rate(loop.call, wanted.seconds, device)
                 print(
                     f"{name} {wanted.width}x{wanted.height}: {boards:,} boards, {rates[boards]:,.0f} placements/s",

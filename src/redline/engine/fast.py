@@ -12,15 +12,19 @@ import torch
 
 from redline.core.errors import UserError
 from redline.core.records import Hardware, Runtime
+from redline.games import Game
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
 # so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
-# Sums over a few columns of a board are written out too: as reductions they would be padded to the next power of two.
+# A game whose GPU kernels are bound by memory may ask for more there (GPU_INLINE).
+_INLINE = 10
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
-    "realize_opcount_threshold": 10,
-    "unroll_reductions_threshold": 18,
+    "unroll_reductions_threshold": 18,  # sums over a few columns; as reductions they would be padded to a power of two
 }
+# A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
+_GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
+_CPU = torch.device("cpu")
 _OBJECTS = 64  # sessions and evaluations in one process that are compiled, one after the other
 _WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
 
@@ -51,10 +55,15 @@ def runtime(device: torch.device, precision: str, compiler: Compiler) -> Runtime
 
 
 class Compiler:
-    """Compiles functions, or hands them back as they are."""
+    """Compiles functions of a game for a device, or hands them back as they are."""
 
-    def __init__(self, enabled: bool, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, enabled: bool, notify: Callable[[str], None], device: torch.device = _CPU, game: Game | None = None
+    ) -> None:
         self.enabled, self.notify = enabled, notify
+        on_gpu = device.type == "cuda"
+        inline = getattr(game, "GPU_INLINE", _INLINE) if on_gpu else _INLINE
+        self.options = _OPTIONS | (_GPU_OPTIONS if on_gpu else {}) | {"realize_opcount_threshold": inline}
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
@@ -64,7 +73,7 @@ class Compiler:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
         try:
             # fullgraph: a function that cannot be compiled whole fails before it changed anything, so eager can take over.
-            compiled = torch.compile(function, dynamic=False, fullgraph=True, options=_OPTIONS)
+            compiled = torch.compile(function, dynamic=False, fullgraph=True, options=self.options)
         except Exception as error:  # as on a Python that torch cannot compile for
             self._give_up(error)
             return function

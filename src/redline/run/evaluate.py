@@ -138,7 +138,7 @@ def evaluate(
     limit = math.ceil(max_steps / slots) if max_steps else slot_steps  # steps a slot, 0: none
     look_every = _LOOK_EVERY_LONG if max_steps else _LOOK_EVERY
     compiler, compile_from = (
-        fast.Compiler(compile, notify),
+        fast.Compiler(compile, notify, device, rules.game),
         0 if max_steps and limit > _COMPILE_AFTER else _COMPILE_AFTER,
     )
     lanes = batch.reset(rules, batch.lane_keys(HELD_OUT + seed, slot))

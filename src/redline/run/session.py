@@ -24,7 +24,7 @@ class Session:
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
         _check_memory(plan)
-        self.compiler = fast.Compiler(plan.compile, notify)
+        self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.rules.game)
         runtime = fast.runtime(plan.device, plan.precision, self.compiler)
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:

@@ -123,7 +123,7 @@ def bench_env(
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
-        compiler = fast.Compiler(compiles, _complain)
+        compiler = fast.Compiler(compiles, _complain, place, rules.game)
         loop = EnvLoop(rules, count, place, compiler, graphs)
         per_second = rate(loop.call, seconds, place)
         if compiler.enabled != compiles or loop.call.enabled != graphs:
