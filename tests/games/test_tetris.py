@@ -701,3 +701,23 @@ def any_legal(legal: Tensor, t: int) -> Tensor:
     """One of the legal actions (N, A) of each lane, by chance."""
     rank = random.below(random.bits(random.seed_key(t), torch.arange(legal.shape[0])), legal.sum(1))
     return (legal.cumsum(1) <= rank.unsqueeze(1)).sum(1)
+
+
+@pytest.mark.parametrize("size", [(10, 20), (7, 14), (5, 8), (16, 6), (4, 7), (15, 32), (8, 6)], ids=str)
+def test_planes_of_joined_rows(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU writes several cells at a time is what is written here cell by cell."""
+    rules = make_rules("tetris", {"width": size[0], "height": size[1], "start_height": size[1] - 4, "previews": 2})
+    state = rules.game.init(rules.config, lane_keys(3, torch.arange(64)))
+    wide = tetris._grouping(rules.config, torch.device("cuda"))
+    assert wide == GROUPING[size]
+    monkeypatch.setattr(tetris, "_grouping", lambda *_: wide)
+    joined = tetris.observe(rules.config, state)
+    monkeypatch.setattr(tetris, "_grouping", lambda *_: (1, 1))
+    assert torch.equal(joined, tetris.observe(rules.config, state))
+    assert joined[:, 0].any()
+
+
+GROUPING = {  # board -> cells at a time, rows joined for it
+    **{(10, 20): (8, 4), (7, 14): (2, 2), (5, 8): (8, 8), (16, 6): (8, 1)},
+    **{(4, 7): (4, 1), (15, 32): (4, 4), (8, 6): (8, 1)},
+}

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from redline.core import random
+from redline.core.bits import count_bits, count_bits_along, count_octets, fold_octets, heights, weigh_octets
 from redline.core.errors import UserError
 from redline.core.records import Events, Hardware, Spec, where
+from redline.games._tetrominoes import ABOVE, PLACES, lowest_of, placements, property_of, rows_of, shape_of
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
 
@@ -41,7 +43,6 @@ FEATURES = (  # of an afterstate, in this order; the heights of all columns foll
     *("hole_depth", "rows_with_holes", "diversity", "bumpiness"),
 )
 
-_SHAPES = ("####", "##/##", ".#./###", ".##/##.", "##./.##", "#../###", "..#/###")  # upper row first
 _START = -1  # draws of the starting stack: its height, then from -2 downwards its rows; pieces are numbered from 0
 
 
@@ -198,7 +199,7 @@ def num_features(config: Config) -> int:
 
 def init(config: Config, key: Tensor) -> State:
     """New games from their streams. key (N,) int32."""
-    _placements(config.width, key.device)  # made here, before anything is compiled: later it would be compiled twice
+    placements(config.width, key.device)  # made here, before anything is compiled: later it would be compiled twice
     none = torch.zeros_like(key)
     bag, drawn, pieces = none + 127, none, []
     for _ in range(1 + config.previews):
@@ -239,21 +240,20 @@ def observe(config: Config, state: State) -> Tensor:
     """(N, 4, H, W) uint8: settled cells, falling piece, where it would land, next pieces; or (N, A, F) float32."""
     if config.view == "afterstates":
         return features(config, state, afterstates(config, state))
-    return _unpack(config, torch.stack(_plane_rows(config, state), 1))
+    return _planes(config, state)
 
 
 def legal(config: Config, state: State) -> Tensor:
     """(N, A) bool. Every key may be pressed; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
-    place, _ = _placements(config.width, state.x.device)
+    place, _ = placements(config.width, state.x.device)
     return ((_room(config, state).unsqueeze(1) >> (_listed(config, state, place) >> 24)) & 1) == 1
 
 
 def cells(config: Config, state: State) -> Tensor:
     """(N, H, W) uint8 indices into PALETTE: the board as a person sees it."""
-    planes = _unpack(config, torch.stack(_plane_rows(config, state), 1))
-    settled, falling, landing, _ = (plane > 0 for plane in planes.unbind(1))
+    settled, falling, landing, _ = (plane > 0 for plane in _planes(config, state).unbind(1))
     board = torch.where(landing, 3, 0)
     board = torch.where(falling, 2, board)
     return torch.where(settled, 1, board).to(torch.uint8)
@@ -264,7 +264,7 @@ def cells(config: Config, state: State) -> Tensor:
 
 def afterstates(config: Config, state: State) -> Afterstates:
     """Every placement of the falling piece, settled and cleared."""
-    place, body = (_listed(config, state, table) for table in _placements(config.width, state.x.device))
+    place, body = (_listed(config, state, table) for table in placements(config.width, state.x.device))
     x, drop, fits = _dropped(config, heights(state.columns), place, body)
     shape, height = body & 0xFFFF, body >> 16
     board = state.columns.t().unsqueeze(2)  # (W, N, 1)
@@ -275,7 +275,7 @@ def afterstates(config: Config, state: State) -> Afterstates:
     settled = board | (torch.where(inside, (shape >> shift.clamp(0, 12)) & 15, 0).to(board.dtype) << drop)
     full = functools.reduce(torch.bitwise_and, settled.unbind(0))
     lows, lines = _full_rows(full)
-    went = _counts(shape & (((full >> drop) & 15).to(torch.int32) * 0x1111))  # the piece's cells in those rows
+    went = count_bits(shape & (((full >> drop) & 15).to(torch.int32) * 0x1111))  # the piece's cells in those rows
     return Afterstates(_remove(settled, lows), fits, lines, 2 * drop + height - 1, lines * went)
 
 
@@ -311,10 +311,12 @@ def board_features(config: Config, columns: Tensor, height: Tensor) -> dict[str,
     rows_with_holes     rows                                       diversity        how many of -2 … 2 occur as differences
     bumpiness           absolute differences of neighbours
     """
-    octets, places = _octets(columns)
-    filled = _fold(octets)  # cells of each column
+    octets, places = count_octets(columns)
+    filled = fold_octets(octets)  # cells of each column
     wall = (1 << config.height) - 1
-    beside = _count(columns[1:] ^ columns[:-1]) + _counts(columns[0] ^ wall) + _counts(columns[-1] ^ wall)
+    beside = (
+        count_bits_along(columns[1:] ^ columns[:-1]) + count_bits(columns[0] ^ wall) + count_bits(columns[-1] ^ wall)
+    )
     covered = ((torch.ones_like(columns) << height) - 1) & ~columns
     rows = functools.reduce(torch.bitwise_or, covered.unbind(0))
     sides = (height[1] - height[0]).clamp(min=0), (height[-2] - height[-1]).clamp(min=0)
@@ -322,17 +324,17 @@ def board_features(config: Config, columns: Tensor, height: Tensor) -> dict[str,
     difference = height[1:] - height[:-1]
     seen = functools.reduce(torch.bitwise_or, (1 << (difference + 3).clamp(0, 6)).unbind(0)) & 0b0111110
     # Columns begin at a filled floor and end in empty air; each run of filled cells above a gap adds two transitions.
-    runs = _count(columns & ~((columns << 1) | 1))
+    runs = count_bits_along(columns & ~((columns << 1) | 1))
     # A filled cell in row r has r cells below it, of which all that are filled are no holes.
-    depth = _fold(places) + 8 * _weigh(octets) - filled * (filled - 1) // 2
+    depth = fold_octets(places) + 8 * weigh_octets(octets) - filled * (filled - 1) // 2
     return {
         "row_transitions": beside,
         "column_transitions": config.width + 2 * runs,
         "holes": _add(height - filled),
         "wells": _add(_triangle(well)) + _triangle(sides[0]) + _triangle(sides[1]),
         "hole_depth": _add(depth),
-        "rows_with_holes": _counts(rows),
-        "diversity": _counts(seen),
+        "rows_with_holes": count_bits(rows),
+        "diversity": count_bits(seen),
         "bumpiness": _add(difference.abs()),
     }
 
@@ -353,7 +355,7 @@ def _place(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
     """Settle the falling piece where `action` says: State, terminated, lines, whether it settled."""
     known = (action >= 0) & (action < num_placements(config))
     number = state.pieces[:, 0].to(torch.int32) * num_placements(config) + torch.where(known, action, 0)
-    place, body = (table[number].unsqueeze(1) for table in _placements(config.width, action.device))
+    place, body = (table[number].unsqueeze(1) for table in placements(config.width, action.device))
     x, drop, fits = (found.squeeze(1) for found in _dropped(config, heights(state.columns), place, body))
     fits = fits & known
     settled, lines = _settle(config, state.columns, body.squeeze(1) & 0xFFFF, x, torch.where(fits, drop, 0))
@@ -379,8 +381,8 @@ def _room(config: Config, state: State) -> Tensor:
     for orientation in range(4):
         fits = torch.full_like(sets, 0xFFFF)
         for k in range(4):
-            place = _field(_PLACES[orientation][k], kind)
-            fits = fits & (((sets >> 16 * (_field(_ABOVE[orientation][k], kind) - 1)) & 0xFFFF) >> place)
+            place = property_of(PLACES[orientation][k], kind)
+            fits = fits & (((sets >> 16 * (property_of(ABOVE[orientation][k], kind) - 1)) & 0xFFFF) >> place)
         room = room | (fits << 16 * orientation)
     return room
 
@@ -400,32 +402,6 @@ def _dropped(config: Config, stack: Tensor, place: Tensor, body: Tensor) -> tupl
     return x, drop, drop + (body >> 16) <= _top(config)
 
 
-_tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
-
-
-def _placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tables (7 A,) int32 of the pieces' placements, orientation by orientation, left to right; made once for a device.
-
-    The first holds the lowest row of each of the piece's columns, 6 bits each and 63 where it has none, from bit 24 its
-    leftmost column and from bit 28 its orientation; the second its shape and from bit 16 its height, higher than any board
-    where there is no placement.
-    """
-    key = (width, device.type, device.index)
-    if key not in _tables:
-        rows: list[tuple[int, int]] = []
-        for number, turns in enumerate(_TURNS, 1):
-            distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
-            for orientation, shape in enumerate(distinct):
-                lowest = sum(_lowest(shape, k) << 6 * k for k in range(4)) | orientation << 28
-                body = sum(_column_bits(shape, k) << 4 * k for k in range(4)) | len(shape) << 16
-                rows += [(lowest | x << 24, body) for x in range(width + 1 - len(shape[0]))]
-            none = (0xFFFFFF | 15 << 24, 64 << 16)  # (no piece lies flat at column 15)
-            rows += [none] * (number * (4 * width - 6) - len(rows))
-        first, second = (torch.tensor(table, dtype=torch.int32, device=device) for table in zip(*rows, strict=True))
-        _tables[key] = first, second
-    return _tables[key]
-
-
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
@@ -433,11 +409,11 @@ def _press(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
     """One key, then gravity: State, terminated, lines, whether a piece settled."""
     kind = state.pieces[:, 0].to(torch.int32)
     turn, x, y = (field.to(torch.int32) for field in (state.turn, state.x, state.y))
-    _, width, _ = _piece(kind, turn)
+    _, width, _ = shape_of(kind, turn)
     spin = (action == CLOCKWISE).to(torch.int32) - (action == COUNTER).to(torch.int32)
     turns = spin != 0
     new_turn = (turn + spin) & 3
-    _, new_width, _ = _piece(kind, new_turn)
+    _, new_width, _ = shape_of(kind, new_turn)
     aside = (action == RIGHT).to(torch.int32) - (action == LEFT).to(torch.int32)
     # Turned about its middle; where that is not free, a column to the left or to the right.
     wanted = x + torch.where(turns, torch.div(width - new_width, 2, rounding_mode="trunc"), aside)
@@ -448,7 +424,7 @@ def _press(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
         new_x = torch.where(free, wanted + kick, new_x)
         moved = moved | free
     turn = torch.where(moved, new_turn, turn)
-    shape, width, _ = _piece(kind, turn)
+    shape, width, _ = shape_of(kind, turn)
     room = _fall(config, state.columns, shape, width, new_x, y)
 
     soft, hard = action == SOFT, action == HARD
@@ -495,7 +471,7 @@ def _press(config: Config, state: State, action: Tensor) -> tuple[State, Tensor,
 
 def _free(config: Config, columns: Tensor, piece: Tensor, turn: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """(N,) bool: the piece lies inside the board and on no settled cell."""
-    shape, width, height = _piece(piece, turn)
+    shape, width, height = shape_of(piece, turn)
     free: Tensor = (x >= 0) & (x + width <= config.width) & (y + height <= _top(config))
     for k in range(4):
         column = columns.gather(1, (x + k).clamp(0, config.width - 1).to(torch.int64).unsqueeze(1)).squeeze(1)
@@ -508,7 +484,7 @@ def _fall(config: Config, columns: Tensor, shape: Tensor, width: Tensor, x: Tens
     room = y
     for k in range(4):
         column = columns.gather(1, (x + k).clamp(0, config.width - 1).to(torch.int64).unsqueeze(1)).squeeze(1)
-        bottom = y + _bottom((shape >> 4 * k) & 15)
+        bottom = y + lowest_of((shape >> 4 * k) & 15)
         below = heights(column & ((torch.ones_like(column) << bottom) - 1))
         room = torch.where(k < width, torch.minimum(room, bottom - below), room)
     return room
@@ -567,11 +543,11 @@ def _draw(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tuple[Ten
     bits = random.bits(key, number)
     if config.pieces == "uniform":
         return random.below(bits, 7).to(torch.int32), bag
-    rank = random.below(bits, _counts(bag)).to(torch.int32)
+    rank = random.below(bits, count_bits(bag)).to(torch.int32)
     piece = torch.zeros_like(bag)
     for kind in range(1, 7):  # the last kind in the bag with at most `rank` others before it
         held = (bag >> kind) & 1
-        before = _counts(bag & ((1 << kind) - 1))
+        before = count_bits(bag & ((1 << kind) - 1))
         piece = torch.where((held == 1) & (before <= rank), kind, piece)
     left = bag & ~(torch.ones_like(bag) << piece)
     return piece, torch.where(left == 0, 127, left)
@@ -580,7 +556,7 @@ def _draw(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tuple[Ten
 def _spawn(config: Config, state: State) -> State:
     """The falling piece at the top, in the middle, not turned."""
     kind = state.pieces[:, 0].to(torch.int32)
-    _, width, height = _piece(kind, torch.zeros_like(kind))
+    _, width, height = shape_of(kind, torch.zeros_like(kind))
     x = torch.div(config.width - width, 2, rounding_mode="floor").to(torch.int8)
     none = torch.zeros_like(x)
     return state._replace(turn=none, x=x, y=(_top(config) - height).to(torch.int8), ticks=none)
@@ -611,7 +587,7 @@ def _shaped(config: Config, reward: Tensor, before: Tensor, after: Tensor, settl
     """The reward with what holes, height and settled pieces add. Boards with columns on axis `dim`; settled (…) bool."""
     if _used(config.reward_hole) or _used(config.reward_height):
         low, high = heights(before), heights(after)
-        holes = (high - _counts(after)).sum(dim) - (low - _counts(before)).sum(dim)
+        holes = (high - count_bits(after)).sum(dim) - (low - count_bits(before)).sum(dim)
         growth = high.amax(dim) - low.amax(dim)
         reward = reward + config.reward_hole * torch.where(settled, holes, 0).to(torch.float32)
         reward = reward + config.reward_height * torch.where(settled, growth, 0).to(torch.float32)
@@ -625,115 +601,86 @@ def _used(weight: Any) -> bool:
     return isinstance(weight, Tensor) or weight != 0
 
 
-# ----------------------------------------------------------------------------------------------------------------- bits
+# --------------------------------------------------------------------------------------------------------------- planes
 
 
-def heights(columns: Tensor) -> Tensor:
-    """Position of the highest bit plus one, 0 for none, int32: the exponent of the number as a float."""
-    if columns.dtype == torch.int32:  # up to 24 bits are exact in a float32
-        return ((columns.to(torch.float32).view(torch.int32) >> 23) - 126).clamp(min=0)
-    return ((columns.to(torch.float64).view(torch.int64) >> 52) - 1022).clamp(min=0).to(torch.int32)
+def _planes(config: Config, state: State) -> Tensor:
+    """(N, 4, H, W) uint8: settled cells, falling piece, where it would land, next pieces.
 
-
-def _octets(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each 8 of the lower 32 bits: how many are set, and the sum of their places 0 to 7. Each in place, as wide as x.
-
-    Built up together, from 2 to 4 to 8 bits: the upper half of a group lies 1, 2 or 4 places higher.
+    Up to eight cells are written at once, as one integer over whose bytes their bits are spread by a multiplication. So
+    rows are joined until they can be cut into so many.
     """
-    place = (x >> 1) & 0x55555555
-    count = x - place
-    for width, mask in ((2, 0x33333333), (4, 0x0F0F0F0F)):
-        upper = (count >> width) & mask
-        place = (place & mask) + ((place >> width) & mask) + width * upper
-        count = (count & mask) + upper
-    return count, place
-
-
-def _fold(octets: Tensor) -> Tensor:
-    """Sum of four octets, int32."""
-    halves = (octets & 0x00FF00FF) + ((octets >> 8) & 0x00FF00FF)
-    return ((halves + (halves >> 16)) & 0x3FF).to(torch.int32)
-
-
-def _weigh(octets: Tensor) -> Tensor:
-    """Sum of four octets, times 0, 1, 2 and 3, int32."""
-    upper = (octets >> 8) & 0x00FF00FF
-    halves = (octets & 0x00FF00FF) + upper
-    return ((upper & 0xFFFF) + (upper >> 16) + 2 * (halves >> 16)).to(torch.int32)
-
-
-def _counts(x: Tensor) -> Tensor:
-    """Set bits, int32."""
-    return _fold(_octets(x)[0])
-
-
-def _count(x: Tensor) -> Tensor:
-    """Set bits along the first axis, at most 31 long, int32."""
-    return _fold(_octets(x)[0].sum(0, dtype=x.dtype))
-
-
-def _unpack(config: Config, rows: Tensor) -> Tensor:
-    """Planes (N, 4, H, W) uint8 from rows of bits (N, 4, H) int32: bit c is column c.
-
-    Up to eight cells are written at once, as one integer over whose bytes their bits are spread by a multiplication: rows
-    are joined until they can be cut into so many. (What is viewed as another type is first written out by the compiler;
-    otherwise it would make a row anew for each of its cells.)
-    """
-    cells, joined = _grouping(config)
-    groups, size = config.height // joined, joined * config.width
-    parts = rows.view(torch.int16).view(-1, 4, groups, joined, 2)[..., 0].to(torch.int64) & 0xFFFF
-    board = functools.reduce(torch.bitwise_or, (parts[..., i] << config.width * i for i in range(joined)))
-    octets = board.view(torch.uint8).view(-1, 4, groups, 8, 1).to(torch.int32)
-    bits = (octets >> torch.arange(0, 8, cells, dtype=torch.int32, device=rows.device)) & ((1 << cells) - 1)
-    bits = bits.view(-1, 4, groups, 64 // cells)[..., : size // cells]
+    cells, joined = _grouping(config, state.x.device)
+    word = torch.int32 if joined * config.width < 32 else torch.int64
+    pieces = _shown(config, state)
+    planes: list[list[Tensor]] = [[], [], [], []]
+    for i in range(joined):
+        row = torch.arange(config.height - 1 - i, -1, -joined, dtype=torch.int32, device=state.x.device).unsqueeze(0)
+        settled = torch.zeros_like(row)
+        for column in range(config.width):
+            settled = settled | (((state.columns[:, column].unsqueeze(1) >> row) & 1).to(torch.int32) << column)
+        drawn = (_union([_drawn(*piece, row) for piece in plane]) for plane in pieces)
+        for plane, rows in zip(planes, (settled, *drawn), strict=True):
+            plane.append(rows.to(word) << config.width * i if i else rows.to(word))
+    boards = torch.stack([_union(plane) for plane in planes], 1)  # (N, 4, H / joined)
+    place = torch.arange(0, joined * config.width, cells, dtype=torch.int32, device=state.x.device)
+    bits = ((boards.unsqueeze(3) >> place) & ((1 << cells) - 1)).to(torch.int32)
     return _spread(bits, cells).view(torch.uint8).view(-1, 4, config.height, config.width)
 
 
-def _grouping(config: Config) -> tuple[int, int]:
-    """Cells that are written at once, and rows that are joined so that they are whole numbers of them."""
+def _union(sets: list[Tensor]) -> Tensor:
+    return functools.reduce(torch.bitwise_or, sets)
+
+
+def _grouping(config: Config, device: torch.device) -> tuple[int, int]:
+    """Cells that are written at once, and rows that are joined so that they are whole numbers of them.
+
+    A GPU gains by wide stores; a CPU loses more by computing with wide integers.
+    """
     for cells in (8, 4, 2):
         joined = cells // math.gcd(config.width, cells)
-        if config.height % joined == 0 and joined * config.width < 64:
+        fits = config.height % joined == 0 and joined * config.width < 64
+        if fits and (joined == 1 or device.type == "cuda"):
             return cells, joined
     return 1, 1
 
 
 def _spread(bits: Tensor, cells: int) -> Tensor:
     """Bit k of an int32 to byte k of an integer of so many bytes."""
-    low = ((bits & 15) * 0x00204081) & 0x01010101
+
+    def bytes_of(four: Tensor) -> Tensor:
+        return (four * 0x00204081) & 0x01010101
+
     if cells == 8:
-        return low.to(torch.int64) | ((((bits >> 4) * 0x00204081) & 0x01010101).to(torch.int64) << 32)
-    return low.to({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cells])
+        return bytes_of(bits & 15).to(torch.int64) | (bytes_of(bits >> 4).to(torch.int64) << 32)
+    return bytes_of(bits).to({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cells])
 
 
-def _plane_rows(config: Config, state: State) -> tuple[Tensor, ...]:
-    """Rows of bits (N, H) int32, the top row first: settled, falling, landing, next."""
-    row = torch.arange(config.height - 1, -1, -1, dtype=torch.int32, device=state.x.device).unsqueeze(0)
-    settled = torch.zeros_like(row)
-    for column in range(config.width):
-        settled = settled | (((state.columns[:, column].unsqueeze(1) >> row) & 1).to(torch.int32) << column)
+def _shown(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Tensor]], ...]:
+    """Pieces in each of the planes falling, landing, next: rows of a piece, column and row it lies at, each (N,) int32."""
     kind, turn, x, y = (field.to(torch.int32) for field in (state.pieces[:, 0], state.turn, state.x, state.y))
-    shape, width, _ = _piece(kind, turn)
-    if config.actions == "placement":
-        y = torch.full_like(y, config.height)  # from above the board: its place at the top may be taken
-    landing = y - _fall(config, state.columns, shape, width, x, y)
-    lying = _lying(kind, turn)
-    upcoming = torch.zeros_like(settled)
-    for preview in range(1, 1 + config.previews):
-        upcoming = upcoming | _at_top(config, state.pieces[:, preview].to(torch.int32), row, 3 * (preview - 1))
+    shape, width, _ = shape_of(kind, turn)
+    # A placement is dropped from above the board: its place at the top may be taken.
+    above = torch.full_like(y, config.height) if config.actions == "placement" else y
+    landing = above - _fall(config, state.columns, shape, width, x, above)
+    lying = rows_of(kind, turn)
+    upcoming = [
+        _at_top(config, state.pieces[:, preview].to(torch.int32), 3 * (preview - 1))
+        for preview in range(1, 1 + config.previews)
+    ]
     if config.hold:
         held = state.hold.to(torch.int32)
-        upcoming = upcoming | torch.where(held.unsqueeze(1) < 0, 0, _at_top(config, held.clamp(min=0), row, None))
-    falling = _drawn(lying, x, state.y.to(torch.int32), row)
-    return settled, falling, _drawn(lying, x, landing, row), upcoming
+        rows, column, _ = _at_top(config, held.clamp(min=0), 0)
+        upcoming.append((torch.where(held < 0, 0, rows), column, torch.zeros_like(column)))  # on the floor
+    return [(lying, x, y)], [(lying, x, landing)], upcoming or [(torch.zeros_like(x), x, y)]
 
 
-def _at_top(config: Config, piece: Tensor, row: Tensor, below: int | None) -> Tensor:
-    """Rows of a piece in the middle, so many rows below the top; None: on the floor."""
+def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A piece in the middle, so many rows below the top: its rows, column and row."""
     none = torch.zeros_like(piece)
-    _, width, height = _piece(piece, none)
+    _, width, height = shape_of(piece, none)
     x = torch.div(config.width - width, 2, rounding_mode="floor")
-    return _drawn(_lying(piece, none), x, none if below is None else config.height - height - below, row)
+    return rows_of(piece, none), x, config.height - height - below
 
 
 def _drawn(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
@@ -741,94 +688,3 @@ def _drawn(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
     shift = 4 * (row - y.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)
     return torch.where(inside, ((lying.unsqueeze(1) >> shift.clamp(0, 12)) & 15) << x.unsqueeze(1), 0)
-
-
-# --------------------------------------------------------------------------------------------------------------- pieces
-# A property of the pieces is one number of seven hexadecimal digits, piece p's at 4 p: looking it up is a shift.
-
-
-def _turned(shape: list[str]) -> list[str]:
-    return ["".join(row[column] for row in reversed(shape)) for column in range(len(shape[0]))]
-
-
-def _orientations() -> list[list[list[str]]]:
-    """Of each piece its four orientations, equal ones repeated."""
-    found = []
-    for drawing in _SHAPES:
-        shape, turns = drawing.split("/"), []
-        for _ in range(4):
-            turns.append(shape)
-            shape = _turned(shape)
-        distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
-        found.append([distinct[index % len(distinct)] for index in range(4)])
-    return found
-
-
-_TURNS = _orientations()
-
-
-def _digits(value: Any) -> int:
-    """Seven digits, from what `value` says of each piece's orientations."""
-    return sum(value(turns) << 4 * piece for piece, turns in enumerate(_TURNS))
-
-
-def _column_bits(shape: list[str], column: int) -> int:
-    return sum(1 << row for row, line in enumerate(reversed(shape)) if line[column : column + 1] == "#")
-
-
-def _lowest(shape: list[str], column: int) -> int:
-    """Row of the lowest cell of a column; 63 where the shape has no such column."""
-    bits = _column_bits(shape, column)
-    return (bits & -bits).bit_length() - 1 if bits else 63
-
-
-def _row_bits(shape: list[str], row: int) -> int:
-    lines = shape[::-1]
-    return sum(1 << column for column, cell in enumerate(lines[row]) if cell == "#") if row < len(lines) else 0
-
-
-def _each(value: Any, turns: int, parts: int = 4) -> tuple[tuple[int, ...], ...]:
-    """Digits by orientation and part of it: `value` of a shape and a number."""
-    return tuple(tuple(_digits(lambda found, o=o, k=k: value(found[o], k)) for k in range(parts)) for o in range(turns))
-
-
-_WIDTHS = _each(lambda shape, _: len(shape[0]), 2, 1)
-_HEIGHTS = _each(lambda shape, _: len(shape), 2, 1)
-_COLUMNS = _each(_column_bits, 4)
-_ROWS = _each(_row_bits, 4)
-# Where a piece has no column k, its first one is asked again.
-_PLACES = _each(lambda shape, k: k if k < len(shape[0]) else 0, 4)
-_ABOVE = _each(lambda shape, k: len(shape) - _lowest(shape, k if k < len(shape[0]) else 0), 4)
-
-
-def _field(digits: int, piece: Tensor) -> Tensor:
-    return (torch.full_like(piece, digits) >> (4 * piece)) & 15
-
-
-def _piece(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape (its columns, four bits each), width and height. piece and turn int32 of one shape or broadcast."""
-    odd = (turn & 1) == 1
-    width = torch.where(odd, _field(_WIDTHS[1][0], piece), _field(_WIDTHS[0][0], piece))
-    height = torch.where(odd, _field(_HEIGHTS[1][0], piece), _field(_HEIGHTS[0][0], piece))
-    return _pick(_COLUMNS, piece, turn), width, height
-
-
-def _lying(piece: Tensor, turn: Tensor) -> Tensor:
-    """The piece as rows, four bits each, the lowest first."""
-    return _pick(_ROWS, piece, turn)
-
-
-def _pick(digits: tuple[tuple[int, ...], ...], piece: Tensor, turn: Tensor) -> Tensor:
-    shapes = [_join([_field(part, piece) for part in parts]) for parts in digits]
-    return torch.where(
-        turn == 0, shapes[0], torch.where(turn == 1, shapes[1], torch.where(turn == 2, shapes[2], shapes[3]))
-    )
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] | (parts[1] << 4) | (parts[2] << 8) | (parts[3] << 12)
-
-
-def _bottom(column: Tensor) -> Tensor:
-    """Lowest row of a piece's column of four bits: 0, 1 or 2."""
-    return ((column & 1) ^ 1) + ((column & 3) == 0).to(torch.int32)
