@@ -299,12 +299,13 @@ def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.Mon
 
 
 def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from redline.tools import bench
+    from redline.tools import bench, bench_replay
 
+    monkeypatch.setattr(bench_replay, "bench_replay", lambda **options: [options["capacity"], options["batch"]])
     monkeypatch.setattr(bench, "bench_env", lambda **options: options["games"])
     monkeypatch.setattr(bench, "bench_train", lambda **options: options["seconds"])
-    record = call("bench", "--games", "1,2", "--seconds", "0.5", "--json").json
-    assert (record["env"], record["train"]) == ([1, 2], 0.5)
+    record = call("bench", "--games", "1,2", "--seconds", "0.5", "--capacity", "2k", "--batch", "3,4", "--json").json
+    assert (record["env"], record["train"], record["replay"]) == ([1, 2], 0.5, [2000, [3, 4]])
 
 
 def test_doctor() -> None:
@@ -321,7 +322,7 @@ def test_doctor() -> None:
 
 def test_list() -> None:
     record = call("list", "--json").json
-    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": ["device"]}
+    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": ["device", "pinned", "memmap"]}
     output = call("list")
     assert output.code == 0
     for name in games.names() + algos.names():
@@ -397,7 +398,7 @@ WRONG = {
     "doctor --algo zzzz": "There is no algorithm 'zzzz'",
     "doctor --env.width 5": "redline doctor has no option --env.width; did you mean 'env'?",
     "bench envv": "There is no benchmark 'envv'; did you mean 'env'?",
-    "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train.",
+    "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train, replay.",
     "bench train --ppo.epochs 3": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
     "bench env --game 5": "redline bench has no option --game; did you mean 'games'?",
     "bench env --env snak": "There is no game 'snak'; did you mean 'snake'?",

@@ -67,6 +67,9 @@ class BenchOptions:
     precision: str = "auto"
     compile: bool | None = None  # leave out the compiled column with --no-compile
     out: str | None = None  # write the figures as JSON to this file
+    capacity: int = 1_000_000  # transitions of a memory (replay)
+    batch: tuple[int, ...] = (2048,)  # samples at once, a column each (replay)
+    folder: str | None = None  # where files are made and removed again (replay); the system's unless named
 
 
 @dataclass(frozen=True)
@@ -330,8 +333,9 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.run.config import split_groups
     from redline.run.options import build
     from redline.tools import bench
+    from redline.tools.bench_replay import bench_replay
 
-    kinds = {"env": bench.bench_env, "train": bench.bench_train}
+    kinds = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay}
     if argument and argument not in kinds:
         hint = nearest(argument, kinds) or "."
         raise UserError(f"There is no benchmark '{argument}'{hint} Benchmarks: {', '.join(kinds)}.")
@@ -339,9 +343,11 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     wanted = build(BenchOptions, plain, "")
     settings = dataclasses.asdict(wanted) | {"env_options": groups["env"], "algo_options": groups[wanted.algo]}
     out = settings.pop("out")
+    of_replay = {name: settings.pop(name) for name in ("capacity", "batch", "folder")}
     record = bench.describe_machine(wanted.device)
     for kind in [argument] if argument else list(kinds):
-        record[kind] = kinds[kind](**settings, out=sys.stderr if as_json else sys.stdout)
+        more = of_replay if kind == "replay" else {}
+        record[kind] = kinds[kind](**settings, **more, out=sys.stderr if as_json else sys.stdout)
     if out:
         from redline.run.folder import write_json
 
@@ -351,11 +357,18 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
+REPLAY = {
+    "device": "States in a ring on the device; observations are made when sampled",
+    "pinned": "in page-locked host memory; batches are copied to the device ahead of time",
+    "memmap": "in a file of the run folder, for capacities beyond memory; found again by --resume",
+}
+
+
 def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     del argument, options
     from redline import algos, games
 
-    found = {"games": games.names(), "algorithms": algos.names(), "replay": ["device"]}
+    found = {"games": games.names(), "algorithms": algos.names(), "replay": list(REPLAY)}
     if as_json:
         _print_json(found)
         return 0
@@ -365,7 +378,9 @@ def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     print("Algorithms")
     for name in found["algorithms"]:
         print(f"  {name:<10} {_first_sentence(algos.load(name))}")
-    print("Replay\n  device     States in a ring on the device; observations are made when sampled")
+    print("Replay")
+    for name, what in REPLAY.items():
+        print(f"  {name:<10} {what}")
     return 0
 
 

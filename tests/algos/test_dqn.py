@@ -60,7 +60,7 @@ class Memory:
     def __init__(self, *batches: Batch) -> None:
         self.batches, self.keys = batches, []
 
-    def sample(self, key: Tensor, size: int) -> Batch:
+    def sample(self, key: Tensor, size: int, *_: object) -> Batch:
         self.keys.append(key.item())
         found = self.batches[(len(self.keys) - 1) % len(self.batches)]
         assert found.action.shape == (size,)
@@ -150,7 +150,7 @@ def test_loss_by_hand(double: bool, best: float) -> None:
     sample = batch_of([0, 1, 2, 2], [0.5, 0.0, 2.25, 1e6], [0.0, 0.5, 0.0, 0.5], [1.0, 1.0, 1.0, 0.0])
     learner = learner_of(dataclasses.replace(TINY, double=double), Memory(sample))
     fixed_values(learner, [1.0, 3.0, 2.0], [10.0, 20.0, 40.0])
-    loss, mean_value = learner.loss(torch.tensor(0))
+    loss, mean_value, *_ = learner.loss(torch.tensor(0))
     # Errors 0.5, a large one, 0.25: half the square, the linear part, half the square; four samples.
     large = best / 2 - 3.0
     assert loss.item() == pytest.approx((0.125 + (large - 0.5) + 0.03125) / 4)

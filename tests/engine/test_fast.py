@@ -213,7 +213,8 @@ class Device:
         (self.recorded if self.capturing else self.done).append(name)
 
     @contextlib.contextmanager
-    def graph(self, graph: Any) -> Iterator[None]:
+    def graph(self, graph: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         if self.fails == "entering":
             raise RuntimeError("no memory for a graph")
         self.capturing, self.current = True, self.side

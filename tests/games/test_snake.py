@@ -376,3 +376,15 @@ def test_rules_have_not_changed_without_a_new_version() -> None:
         for x in (step.obs, step.final_obs, step.reward, step.terminated, step.truncated, step.episode.score):
             digest.update(x.numpy().tobytes())
     assert (snake.VERSION, digest.hexdigest()[:16]) == (1, "55fb075c52d54164")
+
+
+@pytest.mark.parametrize("size", [(10, 10), (6, 6), (12, 11), (20, 20), (16, 17)], ids=str)
+def test_planes_by_words(size: tuple[int, int]) -> None:
+    """What a GPU writes four bytes at a time is what is written here cell by cell; a won board has no food."""
+    rules = make_rules("snake", {"width": size[0], "height": size[1], "start": "random", "long_start": 20})
+    state = rules.game.init(rules.config, lane_keys(3, torch.arange(256)))
+    state = state._replace(food=torch.where(torch.arange(256) % 7 == 0, -1, state.food).to(torch.int16))
+    expected = snake.observe(rules.config, state)
+    found = snake._planes_by_words(rules.config, state, expected.dtype)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert torch.equal(found, expected)

@@ -18,12 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos import nets
+from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten
 from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
 from redline.envs.batch import Rules
+from redline.replay.disk import OnDisk
+from redline.replay.host import HostRing, Pinned, Storage
+from redline.replay.layout import Layout
+from redline.replay.priority import Priorities
 from redline.replay.ring import Ring
 
 
@@ -46,7 +51,13 @@ class Config:
     epsilon_high: float = 0.1  # the boldest environment's share of random moves in the end
     epsilon_low: float = 0.001  # the most careful one's
     epsilon_steps: int = 1_000_000  # environment steps from start to end
+    replay: Literal["device", "pinned", "memmap"] = (
+        "device"  # where they are remembered: there, in host memory, in a file
+    )
     replay_capacity: int = 1_000_000  # transitions
+    prioritized: bool = False  # draw what was judged wrongly more often (Schaul et al. 2016)
+    priority_alpha: float = 0.5  # how much more often: 0 not at all, 1 in proportion to the error
+    priority_beta: float = 0.4  # how much of the bias is undone at the start of training; all of it at the end
     learning_starts: int = 50_000  # environment steps before the first gradient step
     net: Literal["auto", "mlp", "cnn"] = "auto"
     hidden: tuple[int, ...] = (256, 256)
@@ -55,7 +66,7 @@ class Config:
         for name in ("batch_size", "updates", "n_step", "target_period", "replay_capacity"):
             if getattr(self, name) < 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected at least 1.")
-        for name in ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low"):
+        for name in ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low", "priority_alpha", "priority_beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number from 0 to 1.")
         for name in ("learning_rate", "huber", "max_grad_norm"):
@@ -65,7 +76,15 @@ class Config:
             raise UserError(f"dqn.hidden is {self.hidden}; expected layer widths, as in 256,256.")
 
 
-FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay_capacity")  # a continued run must keep these
+FIXED = (
+    "net",
+    "hidden",
+    "dueling",
+    "n_step",
+    "gamma",
+    "replay_capacity",
+    "prioritized",
+)  # a continued run must keep these
 
 
 def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
@@ -99,7 +118,9 @@ def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) ->
     """About what the learner will allocate, by the setting that decides it. `state_bytes` are those of one State."""
     del num_envs
     inputs = 4 * math.prod(spec.obs_shape)
-    return {"batch_size": config.batch_size * 4 * inputs, "replay_capacity": config.replay_capacity * state_bytes}
+    ranks = Priorities.bytes_needed(config.replay_capacity) if config.prioritized else 0
+    held = config.replay_capacity * state_bytes + ranks
+    return {"batch_size": config.batch_size * 4 * inputs, "replay_capacity": held}
 
 
 def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
@@ -127,12 +148,11 @@ def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor
     return batch.reward + batch.discount * following
 
 
-class Learner:
+class Learner(Hooks):
     """Four verbs: act, ingest, update, state_dict."""
 
     metrics = ("loss", "q_mean")
     horizon = 1  # steps every lane plays between two calls of update
-    scheduled = False  # nothing here follows the share of training done; epsilon has its own clock
 
     def __init__(
         self,
@@ -149,16 +169,60 @@ class Learner:
         self.config, self.num_envs = config, num_envs
         self.runtime, self.accumulate = runtime, accumulate
         device = runtime.device
-        self.memory = Ring(rules, state, config.replay_capacity, config.n_step, config.gamma)
+        self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
+        self.memory = self._make_memory(rules, state)
+        self.scheduled = config.prioritized  # only beta follows the share of training done; epsilon has its own clock
+        self.progress = torch.zeros((), device=device)  # that share
         self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed, config.gamma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
-        self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
+        self._rank = runtime.compile(torch.no_grad()(self.memory.learned))
+
+    def _make_memory(self, rules: Rules, state: Any) -> Ring:
+        config, runtime, lanes = self.config, self.runtime, self.num_envs
+        alpha = config.priority_alpha if config.prioritized else None
+        if config.replay == "device":
+            return Ring(rules, state, config.replay_capacity, config.n_step, config.gamma, alpha=alpha)
+
+        def storage(entries: int, layout: Layout) -> Storage:
+            if config.replay == "pinned":
+                return Pinned(entries, layout, lanes, runtime.device, runtime.notify)
+            return OnDisk(runtime.folder, entries, layout, lanes, runtime.notify)
+
+        return HostRing(
+            rules,
+            state,
+            config.replay_capacity,
+            config.n_step,
+            config.gamma,
+            key=random.fold(self.key, -1),
+            batch_size=config.batch_size,
+            batches=config.updates * self.accumulate,
+            storage=storage,
+            alpha=alpha,
+            notify=runtime.notify,
+        )
+
+    def before(self) -> None:
+        """Have ready what is learned from."""
+        self.memory.before()
+
+    def after(self) -> None:
+        """Take away what was played."""
+        self.memory.after()
+
+    def loaded(self) -> None:
+        """Go on from a memory that was filled from outside."""
+        self.memory.loaded()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory.close()
 
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Greedy actions (N,) int64. legal (N, A) bool, None: all are."""
@@ -195,17 +259,25 @@ class Learner:
 
     def ready(self, remembered: int) -> bool:
         """Whether to learn after an iteration that finds so many in memory."""
-        return remembered * self.num_envs >= self.config.learning_starts and remembered > self.config.n_step
+        return (
+            remembered * self.num_envs >= self.config.learning_starts
+            and remembered > self.config.n_step + self.memory.lead
+        )
 
-    def loss(self, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean Huber loss of the sample numbered `part` () int64, and the mean value of the actions taken."""
-        batch = self.memory.sample(random.fold(self.key, 2 * part + 1), self.config.batch_size)
+    def loss(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Mean Huber loss of the sample numbered `part` () int64, the mean value of the actions taken, and of each
+        transition its place in a memory with priorities and its error, both (B,).
+        """
+        beta = self.config.priority_beta + (1.0 - self.config.priority_beta) * self.progress
+        batch = self.memory.sample(random.fold(self.key, 2 * part + 1), self.config.batch_size, beta, part)
         with self.runtime.autocast():
             values = self.online.chosen(batch.obs, batch.action)
             with torch.no_grad():
                 targets = td_targets(self.config, batch, self.online, self.target)
-        errors = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
-        return (errors * batch.weight).mean() / self.accumulate, values.detach().mean() / self.accumulate
+        losses = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
+        errors = torch.where(batch.weight > 0, (values - targets).detach(), 0.0)
+        loss, mean_value = (losses * batch.weight).mean(), values.detach().mean()
+        return loss / self.accumulate, mean_value / self.accumulate, batch.place, errors
 
     def update(self) -> None:
         """The gradient steps of an iteration."""
@@ -216,11 +288,13 @@ class Learner:
         """One gradient step, and the target network's."""
         total: tuple[Tensor, ...] = ()
         for part in range(self.accumulate):
-            loss, mean_value = self._loss(self.updated * self.accumulate + part)
+            loss, mean_value, place, errors = self._loss(self.updated * self.accumulate + part)
             gradients = self.optimizer.gradient(loss)
             total = tuple(torch._foreach_add(total, gradients)) if total else gradients
             self.sums["loss"] += loss.detach()
             self.sums["q_mean"] += mean_value
+            if place is not None:
+                self._rank(place, errors)
         self._apply(total)
 
     @torch.no_grad()

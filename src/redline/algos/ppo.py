@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets
+from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer
 from redline.core import random
@@ -133,7 +134,7 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: float)
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
 
 
-class Learner:
+class Learner(Hooks):
     """Four verbs: act, ingest, update, state_dict. Between two updates every lane plays `horizon` steps."""
 
     metrics = ("loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")

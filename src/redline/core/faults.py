@@ -35,7 +35,11 @@ SAVE_PHASES = (
     "save.latest",
     "save.prune",
 )
-PHASES = SAVE_PHASES  # all that a rule may name: a typing mistake must not become a test that cannot fail
+# A replay file, each before its action: naming a new one, emptying an entry, syncing the data, writing the entry.
+BLOCK_PHASES = ("blocks.create", "blocks.begin", "blocks.data", "blocks.entry")
+PHASES = (
+    SAVE_PHASES + BLOCK_PHASES
+)  # all that a rule may name: a typing mistake must not become a test that cannot fail
 
 _RULE = re.compile(
     r"(?P<action>kill|raise)@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ class Spec:
     obs_low: float = 0  # smallest value an observation holds
     masked: bool = False  # some actions may be illegal: the game's `legal` matters
     afterstates: bool = False  # an observation is (A, F): row a describes what action a leads to, feature 0 its reward
+    frames: int = 1  # an observation shows so many of the State's STACKED frames, the newest last
     truncates: bool = False  # the rules themselves may cut an episode short (Events.truncated)
 
 
@@ -70,6 +72,7 @@ class Batch(NamedTuple):
     discount: Tensor  # float32: gamma ** steps taken, 0 where the game terminated
     weight: Tensor  # float32: 0 for a sample that must not count, else 1 (or an importance weight)
     next_legal: Tensor | None = None  # (B, A) bool: actions that may be taken in next_obs; None: all, always
+    place: Tensor | None = None  # int64: which transition of a memory with priorities this is
 
 
 class Rollout(NamedTuple):
@@ -87,6 +90,8 @@ class Runtime:
     device: torch.device
     amp_dtype: torch.dtype | None = None  # matrix products in bfloat16 or float16; None: float32
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    folder: Path = Path(".")  # for what a learner keeps on disk
+    notify: Callable[[str], None] = print  # tells the user
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,14 +45,14 @@ def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
     return wanted, "asked for"
 
 
-def runtime(device: torch.device, precision: str, compiler: Compiler) -> Runtime:
+def runtime(device: torch.device, precision: str, compiler: Compiler, folder: Path = Path(".")) -> Runtime:
     """How learners are to run their functions."""
     if device.type == "cuda":
         # In fp32 nothing is rounded; in every other precision the float32 products left over may be.
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
     amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return Runtime(device, amp, compiler)
+    return Runtime(device, amp, compiler, folder, compiler.notify)
 
 
 class Compiler:
@@ -138,7 +139,7 @@ class Graph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may copy meanwhile
                 self.function()
         except Exception as error:
             self.enabled = False

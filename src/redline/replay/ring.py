@@ -1,4 +1,4 @@
-"""The ring on the device: States are stored, observations are made when they are sampled.
+"""The ring: States are stored, observations are made when they are sampled.
 
         lane 0  lane 1  …  lane N-1
     t     s a r   s a r       s a r     A row holds what all lanes did in one step; the next row of a lane holds its next
@@ -12,7 +12,8 @@ knowing a number, so that a whole iteration can be captured as one CUDA graph.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,50 +22,93 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Step
 from redline.envs.batch import Rules, legal
+from redline.replay.layout import Shape
+from redline.replay.priority import Priorities
 
 TERMINATED, TRUNCATED = 1, 2  # values of `ended`
+
+Tables = tuple[dict[str, Tensor], dict[str, Tensor]]  # of transitions, and of final States
+Allocate = Callable[[int, int, Mapping[str, Shape]], Tables]  # so many of each, of States with such fields
+
+
+class Fetched(NamedTuple):
+    """What lies in the tables for B windows of n steps, without States where these are still to be looked up."""
+
+    action: Tensor  # (B,) uint8: of the first step
+    reward: Tensor  # (B, n) float32
+    ended: Tensor  # (B, n) uint8
+    final_slot: Tensor  # (B, n) int32
+    states: dict[str, Tensor] | None = None  # (2 B, …) fields of State: where each window starts, then n steps later
+
+
+class Window(NamedTuple):
+    """n-step windows before their observations are made. B windows, 2 B States: where each starts, then where it ends."""
+
+    states: dict[str, Tensor]  # (2 B, …) the fields of State that observations read
+    action: Tensor  # (B,) int64
+    reward: Tensor  # (B,) float32: discounted sum
+    discount: Tensor  # (B,) float32
+    weight: Tensor  # (B,) float32: 0 where the State to bootstrap from is no longer known
 
 
 class Ring:
     """Transitions of N lanes, the last `rows` steps of each."""
 
     def __init__(
-        self, rules: Rules, state: Any, capacity: int, n_step: int, gamma: float, finals: int | None = None
+        self,
+        rules: Rules,
+        state: Any,
+        capacity: int,
+        n_step: int,
+        gamma: float,
+        finals: int | None = None,
+        alpha: float | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         """`state` (N, …) is an example of the game's State; it gives number of lanes, shapes, dtypes and device.
 
-        `finals` is how many States before a truncation each lane keeps.
+        `finals` is how many States before a truncation each lane keeps. With `alpha` transitions are drawn by priority.
+        `allocate` makes the large tables, in ordinary memory of the device unless it is given.
         """
-        self.rules, self.n_step, self.gamma = rules, n_step, gamma
+        self.rules, self.n_step, self.gamma, self.alpha = rules, n_step, gamma, alpha
         self.lanes = state[0].shape[0]
         self.device = state[0].device
+        self.margin = 0  # oldest rows that are not drawn
+        self.lead = 0  # iterations between drawing a batch and having it
+        self.frames, self.stacked = rules.game.spec(rules.config).frames, getattr(rules.game, "STACKED", ())
         self.rows = capacity // self.lanes
-        if self.rows < n_step + 2:
+        least = n_step + self.frames + 1
+        if self.rows < least:
             raise UserError(
                 f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns need at least "
-                f"{self.lanes * (n_step + 2):,} transitions. Take more capacity or fewer environments."
+                f"{self.lanes * least:,} transitions. Take more capacity or fewer environments."
             )
         # One slot more than is kept: each step's final State is written there, and stays if the episode was cut short.
         self.final_slots = 1 + (max(1, self.rows // 16) if finals is None else finals)
-        seen = {name: x for name, x in state._asdict().items() if name not in rules.game.HIDDEN}
-        hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name in rules.game.HIDDEN}
-        self._hidden = hidden  # a State rebuilt for `observe` holds zeros where `observe` and `legal` never look
-
-        def table(size: int, like: Tensor) -> Tensor:
-            return torch.zeros(size, *like.shape[1:], dtype=like.dtype, device=self.device)
-
-        size = self.rows * self.lanes
-        self.states = {name: table(size, x) for name, x in seen.items()}
-        integer = {"dtype": torch.int64, "device": self.device}
-        kept = self.lanes * self.final_slots
-        self.finals = {name: table(kept, x) for name, x in seen.items()}
-        self.final_of = torch.full((kept,), -1, **integer)  # transition a final State belongs to
-        self.action = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        self.reward = torch.zeros(size, dtype=torch.float32, device=self.device)
-        self.ended = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        self.final_slot = torch.zeros(size, dtype=torch.int32, device=self.device)  # where its final State was written
-        self.written = torch.zeros((), **integer)  # rows ever written
+        seen, size, kept = shapes_seen(rules, state), self.rows * self.lanes, self.lanes * self.final_slots
+        self._words: dict[str, Tensor] = {}  # tables of States, the finals behind them, as words
+        self.tables, self.finals = (allocate or self._allocate)(size, kept, seen)
+        self.states = {name: self.tables[f"states.{name}"] for name in seen}
+        self.action, self.reward, self.ended = (self.tables[k] for k in ("action", "reward", "ended"))
+        self.final_slot = self.tables["final_slot"]  # where the transition's final State was written
+        self.final_of = torch.full((kept,), -1, dtype=torch.int64, device=self.device)  # the transition it belongs to
+        self.written = torch.zeros((), dtype=torch.int64, device=self.device)  # rows ever written
         self.cuts = torch.zeros(self.lanes, dtype=torch.int32, device=self.device)  # truncations of each lane so far
+        self.priorities = None if alpha is None else Priorities(self.rows * self.lanes, self.device)
+        # A State rebuilt for `observe` holds zeros where `observe` and `legal` never look.
+        self._hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name not in seen}
+
+    def _allocate(self, size: int, kept: int, seen: Mapping[str, Shape]) -> Tables:
+        """Finals lie behind the States of the ring: either is then found by one number."""
+        whole = self._zeros(size + kept, seen)
+        self._words = {name: in_words(table) for name, table in whole.items()}
+        tables = {f"states.{name}": table[:size] for name, table in whole.items()} | self._zeros(size, SCALARS)
+        return tables, {name: table[size:] for name, table in whole.items()}
+
+    def _zeros(self, entries: int, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        return {
+            k: torch.zeros(entries, *shape, dtype=dtype, device=self.device) for k, (shape, dtype) in shapes.items()
+        }
 
     @property
     def bytes_per_transition(self) -> float:
@@ -73,9 +117,10 @@ class Ring:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that makes up the memory, by name: for checkpoints."""
-        named = {f"states.{k}": v for k, v in self.states.items()} | {f"finals.{k}": v for k, v in self.finals.items()}
-        for name in ("final_of", "action", "reward", "ended", "final_slot", "written", "cuts"):
-            named[name] = getattr(self, name)
+        named = self.tables | {f"finals.{k}": v for k, v in self.finals.items()}
+        named |= {name: getattr(self, name) for name in ("final_of", "written", "cuts")}
+        if self.priorities is not None:
+            named |= {f"priorities.{name}": x for name, x in self.priorities.tensors().items()}
         return named
 
     def clear(self) -> None:
@@ -83,83 +128,223 @@ class Ring:
         for tensor in (self.written, self.cuts, self.ended):
             tensor.zero_()
         self.final_of.fill_(-1)
+        if self.priorities is not None:
+            self.priorities.clear()
 
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         """Append one row: the States (N, …) the actions (N,) were taken in, and what came of them."""
         lane = torch.arange(self.lanes, device=self.device)
-        slot = (self.written % self.rows) * self.lanes + lane
-        for name, table in self.states.items():
-            table.index_copy_(0, slot, getattr(state, name))
-        self.action.index_copy_(0, slot, action.to(torch.uint8))
-        self.reward.index_copy_(0, slot, step.reward)
-        ended = step.terminated.to(torch.uint8) * TERMINATED + step.truncated.to(torch.uint8) * TRUNCATED
-        self.ended.index_copy_(0, slot, ended)
-
         kept = lane * self.final_slots + self.cuts % self.final_slots
-        self.final_slot.index_copy_(0, slot, kept.to(torch.int32))
+        row = {f"states.{name}": getattr(state, name) for name in self.states}
+        row |= {"action": action.to(torch.uint8), "reward": step.reward, "final_slot": kept.to(torch.int32)}
+        row["ended"] = step.terminated.to(torch.uint8) * TERMINATED + step.truncated.to(torch.uint8) * TRUNCATED
+        self.store(row)
         self.final_of.index_copy_(0, kept, self.written * self.lanes + lane)
         for name, table in self.finals.items():
             table.index_copy_(0, kept, getattr(step.final_state, name))
         self.cuts += step.truncated
+        self._rank_new_row()
         self.written += 1
+
+    def store(self, row: dict[str, Tensor]) -> None:
+        """Put a row, the entries (N, …) of each table by name, where the next one belongs."""
+        slot = (self.written % self.rows) * self.lanes + torch.arange(self.lanes, device=self.device)
+        for name, entries in row.items():
+            self.tables[name].index_copy_(0, slot, entries)
+
+    def _rank_new_row(self) -> None:
+        """Priorities as a row is written: the oldest can no longer be drawn; that of n steps ago can from now on."""
+        if self.priorities is None:
+            return
+        oldest = ((self.written + self.frames - 1 + self.margin) % self.rows) * self.lanes
+        self.priorities.set_span(oldest, self.lanes, torch.zeros_like(self.priorities.highest))
+        ripe = self.written - self.n_step
+        units = torch.where(ripe >= 0, self.priorities.highest, 0)
+        self.priorities.set_span((ripe % self.rows) * self.lanes, self.lanes, units)
+
+    # ------------------------------------------------------------------------------------------------------- sampling
+
+    def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
+        """`size` transitions with replacement, as n-step windows with observations made; by priority where there are any.
+
+        Then `place` says which they are, for `learned`, and `weight` undoes what priority does to the mean, in full with
+        `beta` 1; the largest weight of a batch is 1. `number` counts the samples drawn; it plays no part here.
+        """
+        del number
+        if self.priorities is None:
+            return self.batch(*self.draw(key, size))
+        row, lane, units = self.draw_by_priority(key, size)
+        return self.weigh(self.batch(row, lane), row, lane, units, beta)
+
+    def weigh(self, found: Batch, row: Tensor, lane: Tensor, units: Tensor, beta: Tensor | float) -> Batch:
+        """Give samples drawn by priority their place and their importance; others are left as they are."""
+        if self.priorities is None:
+            return found
+        known = (found.weight > 0) & (units > 0)
+        rare = torch.where(known, units, (1 << 31) - 1).amin()
+        importance = (rare.to(torch.float32) / units.clamp(min=1).to(torch.float32)) ** beta
+        return found._replace(weight=torch.where(known, importance, 0.0), place=row * self.lanes + lane)
+
+    def before(self) -> None:
+        """Before an iteration: nothing to do where everything is on the device."""
+
+    def after(self) -> None:
+        """After an iteration: nothing to do."""
+
+    def loaded(self) -> None:
+        """After a checkpoint was copied into `tensors`: nothing to do."""
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
 
     def draw(self, key: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Uniform places to start a sample: rows ever counted and lanes, each (size,) int64. key () int32."""
         number = torch.arange(size, device=self.device)
-        held = self.written.clamp(max=self.rows)
         # The last n rows are left out: the row a full n-step window bootstraps from is not written yet.
-        offset = random.below(random.bits(key, 2 * number), held - self.n_step)
+        first = (self.written - self.rows + self.frames - 1 + self.margin).clamp(min=0)
+        offset = random.below(random.bits(key, 2 * number), self.written - self.n_step - first)
         lane = random.below(random.bits(key, 2 * number + 1), self.lanes)
-        return self.written - held + offset, lane
+        return first + offset, lane
 
-    def sample(self, key: Tensor, size: int) -> Batch:
-        """`size` transitions drawn uniformly with replacement, as n-step windows with observations made."""
-        return self.batch(*self.draw(key, size))
+    def draw_by_priority(self, key: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Places as of `draw`, in proportion to their priority, and their units, each (size,) int64."""
+        assert self.priorities is not None
+        slot, units = self.priorities.draw(key, size)
+        at = torch.div(slot, self.lanes, rounding_mode="floor")
+        newest = self.written - 1
+        return newest - (newest - at) % self.rows, slot - at * self.lanes, units
+
+    def learned(self, place: Tensor, errors: Tensor) -> None:
+        """Rank samples by how wrong their values were: their places (B,) and errors (B,). Those since overwritten stay."""
+        assert self.priorities is not None
+        assert self.alpha is not None
+        row = torch.div(place, self.lanes, rounding_mode="floor")
+        slot = (row % self.rows) * self.lanes + place - row * self.lanes
+        now = self.priorities.levels[0][slot]
+        alive = (row >= self.written - self.rows) & (row < self.written) & (now > 0)
+        units = self.priorities.note(torch.where(alive, errors, 0.0), self.alpha)
+        self.priorities.set(slot, torch.where(alive, units, now))
 
     def batch(self, row: Tensor, lane: Tensor) -> Batch:
         """The n-step windows that start at the given rows (ever counted) and lanes, each (B,) int64."""
-        step = torch.arange(self.n_step, device=self.device)
-        window = ((row.unsqueeze(1) + step) % self.rows) * self.lanes + lane.unsqueeze(
-            1
-        )  # (B, n): places in the tables
-        ended = self.ended[window]
-        first_end = torch.where(ended != 0, step, self.n_step).amin(1)  # n where the episode goes on
-        counted = step <= first_end.unsqueeze(1)
-        weights = torch.pow(self.gamma, step.to(torch.float32))
-        reward = torch.where(counted, weights * self.reward[window], 0.0).sum(1)
+        return self.observe(self.windows(row, lane))
+
+    def windows(self, row: Tensor, lane: Tensor) -> Window:
+        """As `batch`, without observations."""
+        return self.assemble(row, lane, self.fetch(row, lane))
+
+    def fetch(self, row: Tensor, lane: Tensor) -> Fetched:
+        """What the tables hold for the windows that start at these rows and lanes."""
+        steps = torch.arange(self.n_step, device=row.device)
+        window = self._slot(row.unsqueeze(1) + steps, lane.unsqueeze(1))  # (B, n)
+        return Fetched(self.action[window[:, 0]], self.reward[window], self.ended[window], self.final_slot[window])
+
+    def assemble(self, row: Tensor, lane: Tensor, found: Fetched) -> Window:
+        """Windows up to their first end, from what lies in the tables."""
+        steps = torch.arange(self.n_step, device=self.device)
+        first_end = torch.where(found.ended != 0, steps, self.n_step).amin(1)  # n where the episode goes on
+        counted = steps <= first_end.unsqueeze(1)
+        weights = torch.pow(self.gamma, steps.to(torch.float32))
+        reward = torch.where(counted, weights * found.reward, 0.0).sum(1)
         taken = (first_end + 1).clamp(max=self.n_step)
 
         last_row = row + taken - 1
-        last = (last_row % self.rows) * self.lanes + lane
-        terminated, truncated = self.ended[last] == TERMINATED, self.ended[last] == TRUNCATED
-        kept = torch.where(truncated, self.final_slot[last], 0).to(torch.int64)
+        last = (taken - 1).unsqueeze(1)
+        end = found.ended.gather(1, last).squeeze(1)
+        terminated, truncated = end == TERMINATED, end == TRUNCATED
+        kept = torch.where(truncated, found.final_slot.gather(1, last).squeeze(1), 0).to(torch.int64)
         lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
-
-        # Both observations in one go: first the States the windows start in, then those they bootstrap from.
-        size = row.shape[0]
-        following = ((row + self.n_step) % self.rows) * self.lanes + lane
-        places = torch.cat([window[:, 0], following])
-        cut = torch.cat([torch.zeros_like(truncated), truncated])
-        finals = torch.cat([torch.zeros_like(kept), kept])
-
-        def gather(name: str, table: Tensor) -> Tensor:
-            broad = cut.view(-1, *(1,) * (table.dim() - 1))
-            return torch.where(broad, self.finals[name][finals], table[places])
-
-        state = self._state({name: gather(name, table) for name, table in self.states.items()})
-        obs = self.rules.game.observe(self.rules.config, state)
-        following_state = self.rules.game.State(*(x[size:] for x in state))
-        return Batch(
-            obs=obs[:size],
-            action=self.action[window[:, 0]].to(torch.int64),
+        return Window(
+            states=self._states(row, lane, last_row, truncated, kept, found.states),
+            action=found.action.to(torch.int64),
             reward=reward,
-            next_obs=obs[size:],
             discount=torch.where(terminated, 0.0, torch.pow(self.gamma, taken.to(torch.float32))),
             weight=torch.where(lost, 0.0, 1.0),
-            next_legal=legal(self.rules, following_state),
         )
 
-    def _state(self, fields: dict[str, Tensor]) -> Any:
-        size = next(iter(fields.values())).shape[0]
-        hidden = {name: x.expand(size, *x.shape[1:]) for name, x in self._hidden.items()}
-        return self.rules.game.State(**fields, **hidden)
+    def _slot(self, row: Tensor, lane: Tensor) -> Tensor:
+        """Where a row, ever counted, lies in the tables."""
+        slot: Tensor = (row % self.rows) * self.lanes + lane
+        return slot
+
+    def _states(
+        self,
+        row: Tensor,
+        lane: Tensor,
+        last_row: Tensor,
+        truncated: Tensor,
+        kept: Tensor,
+        found: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """First the States the windows start in, then those they bootstrap from: both in one go."""
+        assert found is None
+        end = torch.where(truncated, self.rows * self.lanes + kept, self._slot(row + self.n_step, lane))
+        place = torch.cat([self._slot(row, lane), end])
+        stacks = place
+        if self.stacked:
+            cut = torch.cat([torch.zeros_like(truncated), truncated])
+            rows, lanes = torch.cat([row, row + self.n_step]), torch.cat([lane, lane])
+            stacks = self._stacks(rows, lanes, torch.cat([row, last_row]), cut)
+            stacks = torch.cat([stacks[:, :-1], place.unsqueeze(1)], 1)
+        states = {}
+        for name, words in self._words.items():
+            at, like = stacks if name in self.stacked else place, self.states[name]
+            states[name] = words[at].view(like.dtype).view(*at.shape, *like.shape[1:])
+        return states
+
+    def _stacks(self, row: Tensor, lane: Tensor, last_row: Tensor, cut: Tensor) -> Tensor:
+        """(M, frames): places of the frames up to `row`, oldest first, or of a cut episode up to what came after `last_row`.
+
+        Before an episode's first frame there is only that frame.
+        """
+        newest = torch.where(cut, last_row + 1, row)
+        # How far back each goes without leaving its episode; the end of a cut one itself is no border.
+        back = torch.arange(1, self.frames, device=self.device)
+        earlier = newest.unsqueeze(1) - back  # (M, frames - 1), nearest first
+        border = (earlier < 0) | (self.ended[self._slot(earlier, lane.unsqueeze(1))] != 0)
+        border = border & ~(cut.unsqueeze(1) & (back == 1))
+        reach = (~border).to(torch.int64).cumprod(1).sum(1)
+        steps = torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), reach.unsqueeze(1))
+        return self._slot(newest.unsqueeze(1) - steps, lane.unsqueeze(1))
+
+    def observe(self, window: Window) -> Batch:
+        """Make the observations of windows."""
+        size = window.action.shape[0]
+        hidden = {name: x.expand(2 * size, *x.shape[1:]) for name, x in self._hidden.items()}
+        state = self.rules.game.State(**window.states, **hidden)
+        obs = self.rules.game.observe(self.rules.config, state)
+        following = self.rules.game.State(*(x[size:] for x in state))
+        return Batch(
+            obs=obs[:size],
+            action=window.action,
+            reward=window.reward,
+            next_obs=obs[size:],
+            discount=window.discount,
+            weight=window.weight,
+            next_legal=legal(self.rules, following),
+        )
+
+
+SCALARS: dict[str, Shape] = {
+    "action": ((), torch.uint8),
+    "reward": ((), torch.float32),
+    "ended": ((), torch.uint8),
+    "final_slot": ((), torch.int32),
+}
+
+
+def in_words(table: Tensor) -> Tensor:
+    """The rows of a contiguous table as the widest integers that fit: they are gathered in fewer, larger pieces."""
+    if table.dim() == 1:
+        return table
+    flat = table.flatten(1)
+    size = flat.shape[1] * table.element_size()
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        if size % dtype.itemsize == 0 and dtype.itemsize > table.element_size():
+            return flat.view(dtype)
+    return flat
+
+
+def shapes_seen(rules: Rules, state: Any) -> dict[str, Shape]:
+    """The fields of a State that observations read, and so must be stored."""
+    return {k: (x.shape[1:], x.dtype) for k, x in state._asdict().items() if k not in rules.game.HIDDEN}

@@ -36,7 +36,9 @@ class Settings:
     num_envs: int | None = None  # games played at once
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
+    replay: str | None = None  # where they are remembered: device, pinned (host memory) or memmap (a file)
     replay_capacity: int | None = None  # transitions remembered
+    prioritized: bool | None = None  # draw what was judged wrongly more often
     steps: int | None = None  # stop after this many environment steps in all
     episodes: int | None = None  # stop after this many finished games in all
     minutes: float | None = None  # stop after this much training time in all; 3 when no limit is given
@@ -138,7 +140,7 @@ def resolve(settings: Settings) -> Plan:
     for name, (_, why) in suggested.items():
         reasons[name] = why
     wanted: dict[str, Any] = dict(settings.algo_options)
-    for name in ("batch_size", "n_step", "replay_capacity"):
+    for name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized"):
         if getattr(settings, name) is not None:
             if name not in {field.name for field in dataclasses.fields(algo.Config)}:
                 raise UserError(

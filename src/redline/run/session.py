@@ -25,7 +25,7 @@ class Session:
         self.plan, self.notify = plan, notify
         _check_memory(plan)
         self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.rules.game)
-        runtime = fast.runtime(plan.device, plan.precision, self.compiler)
+        runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:
             first = plan.curriculum.rules[0]
@@ -78,11 +78,13 @@ class Session:
             if self.learner.scheduled:
                 self.learner.progress.fill_(self.share)
             self._follow_curriculum()
+            self.learner.before()
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
             else:
                 self._collect_only()
+            self.learner.after()
             self.iterations += 1
             self.remembered += 1
 
@@ -134,6 +136,10 @@ class Session:
         curriculum = self.plan.curriculum
         return {"phase": curriculum.phases[self.phase].name, "phase_number": self.phase + 1} if curriculum else {}
 
+    def close(self) -> None:
+        """Let go of threads and files; nothing more is learned."""
+        self.learner.close()
+
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
         return counts | self.describe_phase()
@@ -147,6 +153,7 @@ class Session:
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         forgotten = "replay" in own and "replay" not in groups
         self.remembered = 0 if forgotten else counters["remembered"]
+        self.learner.loaded()
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)
 

@@ -182,6 +182,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
         ).summary()
         result |= {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in outcome.items()}
         result["eval_max_steps"] = _EVAL_STEPS
+    session.close()
     write_json(plan.run_dir / "result.json", result)
     return Run(plan.run_dir, result)
 

@@ -1,0 +1,391 @@
+"""The ring in the host's memory or in a file, for a learner on a device: what is played travels out, batches travel in.
+
+    device   write ─► outbox     draws for later ─► places        inbox ─► sample
+                        │ copy stream                │               ▲
+    host             staging ─► records      places ─► gather ─► staging (pinned)      all by one worker thread
+
+A row and the places drawn after it leave the device together. The worker stores the row, gathers the records of those
+places and sends them back; they are sampled AHEAD iterations later. So the worker has that long to deliver, the learner
+does not wait, and what is sampled does not depend on how fast anything ran: the same run gives the same samples. What must
+be at hand when a batch is put together (States before a truncation, priorities, counters) stays on the device.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Batch, Step
+from redline.envs.batch import Rules
+from redline.replay.layout import Layout, Shape
+from redline.replay.ring import SCALARS, Fetched, Ring, Tables
+
+Notify = Callable[[str], None]
+AHEAD = 3  # iterations between drawing a batch and learning from it
+_SLOTS = AHEAD + 1  # batches and rows under way
+
+
+class Storage(Protocol):
+    """Where records lie."""
+
+    records: Tensor  # (entries, size) uint8
+
+    def before_row(self, row: int) -> None: ...
+    def after_row(self, row: int) -> None: ...
+    def flush(self) -> None: ...
+    def lost(self, written: int) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class Pinned:
+    """Records in page-locked memory, from which a device copies without the processor; else in ordinary memory."""
+
+    def __init__(self, entries: int, layout: Layout, lanes: int, device: torch.device, notify: Notify) -> None:
+        self.records, self.rows = pinned((entries, layout.size), torch.uint8, device, notify), entries // lanes
+
+    def before_row(self, row: int) -> None:
+        """Nothing to prepare."""
+
+    def after_row(self, row: int) -> None:
+        """Nothing to finish."""
+
+    def flush(self) -> None:
+        """Memory is always up to date."""
+
+    def lost(self, written: int) -> Tensor:
+        """(rows,) bool: nothing is."""
+        del written
+        return torch.zeros(self.rows, dtype=torch.bool)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify) -> Tensor:
+    """Zeros in page-locked host memory for a CUDA device; in ordinary memory, and said so, where that cannot be had."""
+    if device.type == "cuda":
+        try:
+            return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        except (RuntimeError, MemoryError) as error:
+            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+            notify(f"Replay in ordinary host memory, which copies slower: none could be page-locked ({reason[:120]}).")
+    return torch.zeros(shape, dtype=dtype)
+
+
+class _Slot(NamedTuple):
+    """Buffers of one row that travels out and one set of batches that travels in."""
+
+    row: Tensor  # (N, size) uint8, host
+    places: Tensor  # (batches, (n + 1) B) int64, host
+    gathered: Tensor  # (batches, (n + 1) B, size) uint8, host
+    arrived: Tensor  # the same on the device
+
+
+class HostRing(Ring):
+    """A Ring whose tables are records of the host. `before` and `after` frame each iteration."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        state: Any,
+        capacity: int,
+        n_step: int,
+        gamma: float,
+        key: Tensor,
+        batch_size: int,
+        batches: int,
+        storage: Callable[[int, Layout], Storage],
+        alpha: float | None = None,
+        finals: int | None = None,
+        notify: Notify = print,
+        threaded: bool | None = None,
+    ) -> None:
+        """`batches` of `batch_size` are sampled in an iteration; `storage` makes room for entries of a layout.
+
+        `key` () int32 is the stream that draws come from.
+        """
+        self.batch_size, self.batches, self.key = batch_size, batches, key
+        rows = capacity // state[0].shape[0]
+        kept = max(1, min(rows // 16, 64)) if finals is None else finals
+        self.layout: Layout
+        self.storage: Storage
+
+        def allocate(entries: int, finals: int, seen: Mapping[str, Shape]) -> Tables:
+            self.layout = Layout({f"states.{name}": shape for name, shape in seen.items()} | SCALARS)
+            self.storage = storage(entries, self.layout)
+            return {k: self.layout.view(self.storage.records, k) for k in self.layout.shapes}, self._zeros(finals, seen)
+
+        super().__init__(rules, state, capacity, n_step, gamma, kept, alpha, allocate)
+        if self.frames > 1:
+            raise UserError("replay in host memory does not rebuild stacks of frames yet; take --replay device.")
+        self.lead = AHEAD
+        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
+        if self.rows < n_step + 2 + self.margin:
+            raise UserError(
+                f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns in host memory "
+                f"need at least {self.lanes * (n_step + 2 + self.margin):,} transitions."
+            )
+        device, size, wide = self.device, self.layout.size, (n_step + 1) * batch_size
+        self.outbox = torch.zeros(self.lanes, size, dtype=torch.uint8, device=device)
+        self.places = torch.zeros(batches, wide, dtype=torch.int64, device=device)
+        self.inbox = torch.zeros(batches, wide, size, dtype=torch.uint8, device=device)
+        drawn = torch.zeros(_SLOTS, batches, batch_size, dtype=torch.int64, device=device)
+        self.drawn = {"row": drawn, "lane": drawn.clone(), "units": drawn.clone()}  # of the batches under way
+        self.holes = torch.zeros(self.rows, dtype=torch.bool, device=device)  # rows of a file that were lost
+        on_host: dict[str, Any] = {"device": device, "notify": notify}
+        self._slots = [
+            _Slot(
+                row=pinned((self.lanes, size), torch.uint8, **on_host),
+                places=pinned((batches, wide), torch.int64, **on_host),
+                gathered=pinned((batches, wide, size), torch.uint8, **on_host),
+                arrived=torch.zeros_like(self.inbox),
+            )
+            for _ in range(_SLOTS)
+        ]
+        self._cuda = device.type == "cuda"
+        self._threaded = self._cuda if threaded is None else threaded
+        if self._cuda:
+            self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._sent, self._ready, self._used = ([torch.cuda.Event() for _ in range(_SLOTS)] for _ in range(3))
+        self.iteration = 0  # rows written, as the host counts them
+        self.waited = 0.0  # seconds the host waited for batches
+        self._delivered = 0  # rows the worker is done with
+        self._progress = threading.Condition()
+        self._failure: BaseException | None = None
+        self._jobs: SimpleQueue[tuple[int, bool] | None] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------------- on the device, in the graph
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a Ring's, with the records as they lie there after all rows under way are in them.
+
+        Records in a file stay where they are: a checkpoint of the rest belongs to that file.
+        """
+        self.flush()
+        named = {name: x for name, x in super().tensors().items() if name not in self.tables}
+        named |= {f"drawn.{name}": x for name, x in self.drawn.items()}
+        return named | ({"records": self.storage.records} if isinstance(self.storage, Pinned) else {})
+
+    def store(self, row: dict[str, Tensor]) -> None:
+        """Lay the row out as records for the way to the host."""
+        for name, entries in row.items():
+            self.layout.view(self.outbox, name).copy_(entries)
+
+    def write(self, state: Any, action: Tensor, step: Step) -> None:
+        """Append one row, and draw the batches of the iteration AHEAD of this one."""
+        super().write(state, action, step)
+        at = ((self.written - 1) % self.rows).view(1)
+        self.holes.index_copy_(0, at, torch.zeros_like(at, dtype=torch.bool))
+        slot = ((self.written - 1) % _SLOTS).view(1)
+        found: dict[str, list[Tensor]] = {"row": [], "lane": [], "units": []}
+        places = []
+        for number in range(self.batches):
+            key = random.fold(self.key, self.written * self.batches + number)
+            if self.priorities is None:
+                row, lane = self.draw(key, self.batch_size)
+                units = torch.ones_like(row)
+            else:
+                row, lane, units = self.draw_by_priority(key, self.batch_size)
+            for name, values in (("row", row), ("lane", lane), ("units", units)):
+                found[name].append(values)
+            places.append(self._places(row, lane))
+        for name, batches in found.items():
+            self.drawn[name].index_copy_(0, slot, torch.stack(batches).unsqueeze(0))
+        self.places.copy_(torch.stack(places))
+
+    def _places(self, row: Tensor, lane: Tensor) -> Tensor:
+        """Of the starts of windows, of where they end, of the steps between: ((n + 1) B,)."""
+        steps = (0, self.n_step, *range(1, self.n_step))
+        return torch.cat([self._slot(row + step, lane) for step in steps])
+
+    def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
+        """The batch of that `number` () int64 among those delivered for this iteration."""
+        del key
+        assert size == self.batch_size
+        which = (torch.zeros_like(self.written) if number is None else number % self.batches).view(1)
+        slot = ((self.written - 1 - AHEAD) % _SLOTS).view(1)
+        row, lane, units = (
+            self.drawn[name].index_select(0, slot)[0].index_select(0, which)[0] for name in ("row", "lane", "units")
+        )
+        records = self.inbox.index_select(0, which)[0]
+        window = self.assemble(row, lane, self._unpack(records))
+        steps = torch.arange(self.n_step + 1, device=self.device)
+        whole = ~self.holes[(row.unsqueeze(1) + steps) % self.rows].any(1)
+        window = window._replace(weight=torch.where(whole, window.weight, 0.0))
+        return self.weigh(self.observe(window), row, lane, units, beta)
+
+    def _unpack(self, records: Tensor) -> Fetched:
+        """Records ((n + 1) B, size) in the order of `_places`."""
+        size = self.batch_size
+        first_n = torch.cat([records[:size], records[2 * size :]])  # (n B, size): the steps of the windows
+
+        def by_step(name: str) -> Tensor:
+            return self.layout.view(first_n, name).view(self.n_step, size).t()
+
+        ends = records[: 2 * size]
+        states = {name: self.layout.view(ends, f"states.{name}") for name in self.states}
+        action = self.layout.view(ends[:size], "action")
+        return Fetched(action, by_step("reward"), by_step("ended"), by_step("final_slot"), states)
+
+    def _states(
+        self,
+        row: Tensor,
+        lane: Tensor,
+        last_row: Tensor,
+        truncated: Tensor,
+        kept: Tensor,
+        found: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Those found in the records, and those before a truncation, which are here."""
+        del row, lane, last_row
+        assert found is not None
+        cut = torch.cat([torch.zeros_like(truncated), truncated])
+        finals = torch.cat([torch.zeros_like(kept), kept])
+
+        def choose(name: str, here: Tensor) -> Tensor:
+            return torch.where(cut.view(-1, *(1,) * (here.dim() - 1)), self.finals[name][finals], here)
+
+        return {name: choose(name, here) for name, here in found.items()}
+
+    # ------------------------------------------------------------------------------------------------------ on the host
+
+    def before(self) -> None:
+        """Have this iteration's batches in the inbox. Waits only for a worker that is late."""
+        self._raise()
+        if self._cuda and self.iteration:  # the row before must have left before the next is laid out
+            torch.cuda.current_stream().wait_event(self._sent[(self.iteration - 1) % _SLOTS])
+        wanted = self.iteration - AHEAD
+        if wanted < 0:
+            return
+        self._wait(wanted + 1)
+        slot = wanted % _SLOTS
+        if self._cuda:
+            torch.cuda.current_stream().wait_event(self._ready[slot])
+        self.inbox.copy_(self._slots[slot].arrived)
+        if self._cuda:
+            self._used[slot].record()
+
+    def after(self) -> None:
+        """Send out the row just written and the places drawn; the worker does the rest."""
+        number = self.iteration
+        self._wait(number - AHEAD)  # its buffers are free
+        slot = number % _SLOTS
+        self._send(slot)
+        self.iteration += 1
+        self._do(number, True)
+
+    def _send(self, slot: int) -> None:
+        buffers = self._slots[slot]
+        if not self._cuda:
+            buffers.row.copy_(self.outbox)
+            buffers.places.copy_(self.places)
+            return
+        self._out.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._out):
+            buffers.row.copy_(self.outbox, non_blocking=True)
+            buffers.places.copy_(self.places, non_blocking=True)
+            self._sent[slot].record()
+
+    def _do(self, number: int, stores: bool) -> None:
+        if not self._threaded:
+            self._handle(number, stores)
+            return
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="replay", daemon=True)
+            self._worker.start()
+        self._jobs.put((number, stores))
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._handle(*job)
+            except BaseException as error:  # raised again where the learner waits
+                with self._progress:
+                    self._failure = error
+                    self._progress.notify_all()
+                return
+
+    def _handle(self, number: int, stores: bool) -> None:
+        """Store the row of that number, then gather and send the batches drawn after it."""
+        slot = number % _SLOTS
+        buffers = self._slots[slot]
+        if self._cuda:
+            self._sent[slot].synchronize()
+            self._ready[slot].synchronize()  # what was gathered there before has left
+        if stores:
+            first = (number % self.rows) * self.lanes
+            self.storage.before_row(number)
+            self.storage.records[first : first + self.lanes].copy_(buffers.row)
+            self.storage.after_row(number)
+        whole = buffers.gathered.view(-1, self.layout.size)
+        torch.index_select(self.storage.records, 0, buffers.places.view(-1), out=whole)
+        if self._cuda:
+            with torch.cuda.stream(self._in):
+                self._in.wait_event(self._used[slot])
+                buffers.arrived.copy_(buffers.gathered, non_blocking=True)
+                self._ready[slot].record()
+        else:
+            buffers.arrived.copy_(buffers.gathered)
+        with self._progress:
+            self._delivered = number + 1
+            self._progress.notify_all()
+
+    def _wait(self, rows: int) -> None:
+        """Until the worker is done with so many rows."""
+        if self._delivered >= rows:
+            return
+        started = time.perf_counter()
+        with self._progress:
+            self._progress.wait_for(lambda: self._delivered >= rows or self._failure)
+        self.waited += time.perf_counter() - started
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def flush(self) -> None:
+        """All rows sent so far are in the records, and the records are where they belong."""
+        self._wait(self.iteration)
+        self.storage.flush()
+
+    def loaded(self) -> None:
+        """After a checkpoint was copied into `tensors`: gather again what was under way."""
+        self.iteration = int(self.written)
+        self.holes.copy_(self.storage.lost(self.iteration))
+        first = max(0, self.iteration - AHEAD)
+        self._delivered = first
+        for number in range(first, self.iteration):
+            slot = number % _SLOTS
+            for batch in range(self.batches):
+                row, lane = (self.drawn[name][slot, batch] for name in ("row", "lane"))
+                self._slots[slot].places[batch].copy_(self._places(row, lane))
+            self._do(number, False)
+        self._wait(self.iteration)
+
+    def clear(self) -> None:
+        """Forget everything; nothing drawn before is delivered."""
+        self.flush()
+        for tensor in (self.written, self.cuts):
+            tensor.zero_()
+        self.final_of.fill_(-1)
+        if self.priorities is not None:
+            self.priorities.clear()
+        self.iteration = self._delivered = 0
+
+    def close(self) -> None:
+        """Stop the worker and let go of what is held."""
+        if self._worker is not None:
+            self._jobs.put(None)
+            self._worker.join()
+            self._worker = None
+        self.storage.close()

@@ -1,0 +1,36 @@
+"""`redline bench replay`: every place and way of drawing is measured, and what does not run is no reason to stop."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from redline.tools import bench_replay as module
+
+
+def test_every_combination_has_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> float:
+        raise RuntimeError("no such tree\nmore")
+
+    monkeypatch.setattr(module, "_peers", lambda: {"a peer": lambda *_: 123_000.0, "another": broken})
+    out = io.StringIO()
+    record = module.bench_replay(
+        "snake", (1,), 0.01, "cpu", "auto", compile=False, out=out, capacity=4000, batch=(16, 32), folder=str(tmp_path)
+    )
+    combinations = {(row["stored"], row["where"], row["prioritized"]) for row in record["rows"]}
+    places = ("device", "pinned", "memmap")
+    assert combinations == {(what, where, p) for what in ("snake", "frames") for where in places for p in (False, True)}
+    assert all(row[size] > 0 for row in record["rows"] for size in ("16", "32"))
+    assert record["peers"] == {"a peer": {"16": 123_000.0, "32": 123_000.0}}
+    text = out.getvalue()
+    assert "123 k" in text
+    assert "another" in text
+    assert "does not run here: no such tree" in text
+    assert not any(tmp_path.iterdir()), "files of the benchmark are left"
+
+
+def test_sb3_is_measured_where_it_is_installed() -> None:
+    pytest.importorskip("stable_baselines3")
+    assert module._peers()["SB3 ReplayBuffer"](8, 100, 0.01) > 0
