@@ -26,7 +26,7 @@ from redline.core.errors import UserError
 from redline.core.records import Batch, Step
 from redline.envs.batch import Rules
 from redline.replay.layout import Layout, Shape
-from redline.replay.ring import SCALARS, Fetched, Ring, Tables
+from redline.replay.ring import STEP, Fetched, Ring, Tables
 
 Notify = Callable[[str], None]
 AHEAD = 3  # iterations between drawing a batch and learning from it
@@ -119,7 +119,7 @@ class HostRing(Ring):
         self.storage: Storage
 
         def allocate(entries: int, finals: int, seen: Mapping[str, Shape]) -> Tables:
-            self.layout = Layout({f"states.{name}": shape for name, shape in seen.items()} | SCALARS)
+            self.layout = Layout({f"states.{name}": shape for name, shape in seen.items()} | STEP)
             self.storage = storage(entries, self.layout)
             return {k: self.layout.view(self.storage.records, k) for k in self.layout.shapes}, self._zeros(finals, seen)
 
@@ -226,15 +226,10 @@ class HostRing(Ring):
     def _unpack(self, records: Tensor) -> Fetched:
         """Records ((n + 1) B, size) in the order of `_places`."""
         size = self.batch_size
-        first_n = torch.cat([records[:size], records[2 * size :]])  # (n B, size): the steps of the windows
-
-        def by_step(name: str) -> Tensor:
-            return self.layout.view(first_n, name).view(self.n_step, size).t()
-
-        ends = records[: 2 * size]
-        states = {name: self.layout.view(ends, f"states.{name}") for name in self.states}
-        action = self.layout.view(ends[:size], "action")
-        return Fetched(action, by_step("reward"), by_step("ended"), by_step("final_slot"), states)
+        steps = self.layout.view(records, "step")
+        steps = torch.cat([steps[:size], steps[2 * size :]]).view(self.n_step, size, 2).transpose(0, 1)
+        states = {name: self.layout.view(records, f"states.{name}")[: 2 * size] for name in self.states}
+        return Fetched(steps, states)
 
     def _states(
         self,

@@ -34,10 +34,7 @@ Allocate = Callable[[int, int, Mapping[str, Shape]], Tables]  # so many of each,
 class Fetched(NamedTuple):
     """What lies in the tables for B windows of n steps, without States where these are still to be looked up."""
 
-    action: Tensor  # (B,) uint8: of the first step
-    reward: Tensor  # (B, n) float32
-    ended: Tensor  # (B, n) uint8
-    final_slot: Tensor  # (B, n) int32
+    steps: Tensor  # (B, n, 2) int32: as the table `step` holds them
     states: dict[str, Tensor] | None = None  # (2 B, …) fields of State: where each window starts, then n steps later
 
 
@@ -84,13 +81,11 @@ class Ring:
                 f"{self.lanes * least:,} transitions. Take more capacity or fewer environments."
             )
         # One slot more than is kept: each step's final State is written there, and stays if the episode was cut short.
-        self.final_slots = 1 + (max(1, self.rows // 16) if finals is None else finals)
+        self.final_slots = min(1 + (max(1, self.rows // 16) if finals is None else finals), _MOST_FINALS)
         seen, size, kept = shapes_seen(rules, state), self.rows * self.lanes, self.lanes * self.final_slots
         self._words: dict[str, Tensor] = {}  # tables of States, the finals behind them, as words
         self.tables, self.finals = (allocate or self._allocate)(size, kept, seen)
         self.states = {name: self.tables[f"states.{name}"] for name in seen}
-        self.action, self.reward, self.ended = (self.tables[k] for k in ("action", "reward", "ended"))
-        self.final_slot = self.tables["final_slot"]  # where the transition's final State was written
         self.final_of = torch.full((kept,), -1, dtype=torch.int64, device=self.device)  # the transition it belongs to
         self.written = torch.zeros((), dtype=torch.int64, device=self.device)  # rows ever written
         self.cuts = torch.zeros(self.lanes, dtype=torch.int32, device=self.device)  # truncations of each lane so far
@@ -102,7 +97,7 @@ class Ring:
         """Finals lie behind the States of the ring: either is then found by one number."""
         whole = self._zeros(size + kept, seen)
         self._words = {name: in_words(table) for name, table in whole.items()}
-        tables = {f"states.{name}": table[:size] for name, table in whole.items()} | self._zeros(size, SCALARS)
+        tables = {f"states.{name}": table[:size] for name, table in whole.items()} | self._zeros(size, STEP)
         return tables, {name: table[size:] for name, table in whole.items()}
 
     def _zeros(self, entries: int, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
@@ -115,6 +110,16 @@ class Ring:
         size = sum(x.numel() * x.element_size() for x in self.tensors().values())
         return float(size / (self.rows * self.lanes))
 
+    @property
+    def action(self) -> Tensor:
+        """Of every transition, (rows * lanes,) int32."""
+        return self.tables["step"][:, 1] & 255
+
+    @property
+    def ended(self) -> Tensor:
+        """Of every transition whether an episode ended with it, and how, (rows * lanes,) int32."""
+        return ended_of(self.tables["step"][:, 1])
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that makes up the memory, by name: for checkpoints."""
         named = self.tables | {f"finals.{k}": v for k, v in self.finals.items()}
@@ -125,7 +130,7 @@ class Ring:
 
     def clear(self) -> None:
         """Forget everything."""
-        for tensor in (self.written, self.cuts, self.ended):
+        for tensor in (self.written, self.cuts, self.tables["step"]):
             tensor.zero_()
         self.final_of.fill_(-1)
         if self.priorities is not None:
@@ -135,10 +140,10 @@ class Ring:
         """Append one row: the States (N, …) the actions (N,) were taken in, and what came of them."""
         lane = torch.arange(self.lanes, device=self.device)
         kept = lane * self.final_slots + self.cuts % self.final_slots
+        ended = step.terminated.to(torch.int32) * TERMINATED + step.truncated.to(torch.int32) * TRUNCATED
+        happened = action.to(torch.int32) | (ended << 8) | ((self.cuts % self.final_slots) << 10)
         row = {f"states.{name}": getattr(state, name) for name in self.states}
-        row |= {"action": action.to(torch.uint8), "reward": step.reward, "final_slot": kept.to(torch.int32)}
-        row["ended"] = step.terminated.to(torch.uint8) * TERMINATED + step.truncated.to(torch.uint8) * TRUNCATED
-        self.store(row)
+        self.store(row | {"step": torch.stack([step.reward.view(torch.int32), happened], 1)})
         self.final_of.index_copy_(0, kept, self.written * self.lanes + lane)
         for name, table in self.finals.items():
             table.index_copy_(0, kept, getattr(step.final_state, name))
@@ -237,26 +242,26 @@ class Ring:
         """What the tables hold for the windows that start at these rows and lanes."""
         steps = torch.arange(self.n_step, device=row.device)
         window = self._slot(row.unsqueeze(1) + steps, lane.unsqueeze(1))  # (B, n)
-        return Fetched(self.action[window[:, 0]], self.reward[window], self.ended[window], self.final_slot[window])
+        return Fetched(self.tables["step"][window])
 
     def assemble(self, row: Tensor, lane: Tensor, found: Fetched) -> Window:
         """Windows up to their first end, from what lies in the tables."""
         steps = torch.arange(self.n_step, device=self.device)
-        first_end = torch.where(found.ended != 0, steps, self.n_step).amin(1)  # n where the episode goes on
+        rewards, happened = found.steps[..., 0].view(torch.float32), found.steps[..., 1]
+        first_end = torch.where(ended_of(happened) != 0, steps, self.n_step).amin(1)  # n where the episode goes on
         counted = steps <= first_end.unsqueeze(1)
         weights = torch.pow(self.gamma, steps.to(torch.float32))
-        reward = torch.where(counted, weights * found.reward, 0.0).sum(1)
+        reward = torch.where(counted, weights * rewards, 0.0).sum(1)
         taken = (first_end + 1).clamp(max=self.n_step)
 
         last_row = row + taken - 1
-        last = (taken - 1).unsqueeze(1)
-        end = found.ended.gather(1, last).squeeze(1)
-        terminated, truncated = end == TERMINATED, end == TRUNCATED
-        kept = torch.where(truncated, found.final_slot.gather(1, last).squeeze(1), 0).to(torch.int64)
+        last = happened.gather(1, (taken - 1).unsqueeze(1)).squeeze(1)
+        terminated, truncated = ended_of(last) == TERMINATED, ended_of(last) == TRUNCATED
+        kept = torch.where(truncated, lane * self.final_slots + ((last >> 10) & (_MOST_FINALS - 1)), 0)
         lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
         return Window(
             states=self._states(row, lane, last_row, truncated, kept, found.states),
-            action=found.action.to(torch.int64),
+            action=(happened[:, 0] & 255).to(torch.int64),
             reward=reward,
             discount=torch.where(terminated, 0.0, torch.pow(self.gamma, taken.to(torch.float32))),
             weight=torch.where(lost, 0.0, 1.0),
@@ -301,7 +306,8 @@ class Ring:
         # How far back each goes without leaving its episode; the end of a cut one itself is no border.
         back = torch.arange(1, self.frames, device=self.device)
         earlier = newest.unsqueeze(1) - back  # (M, frames - 1), nearest first
-        border = (earlier < 0) | (self.ended[self._slot(earlier, lane.unsqueeze(1))] != 0)
+        before = self.tables["step"][self._slot(earlier, lane.unsqueeze(1))]
+        border = (earlier < 0) | (ended_of(before[..., 1]) != 0)
         border = border & ~(cut.unsqueeze(1) & (back == 1))
         reach = (~border).to(torch.int64).cumprod(1).sum(1)
         steps = torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), reach.unsqueeze(1))
@@ -325,12 +331,15 @@ class Ring:
         )
 
 
-SCALARS: dict[str, Shape] = {
-    "action": ((), torch.uint8),
-    "reward": ((), torch.float32),
-    "ended": ((), torch.uint8),
-    "final_slot": ((), torch.int32),
-}
+# A step is two words, side by side so that they are found together: the bits of its reward; and from bit 0 its action, from
+# bit 8 how it ended, from bit 10 where its lane keeps the State before a truncation.
+STEP: dict[str, Shape] = {"step": ((2,), torch.int32)}
+_MOST_FINALS = 1 << 22
+
+
+def ended_of(happened: Tensor) -> Tensor:
+    """0, TERMINATED or TRUNCATED, from the second word of steps."""
+    return (happened >> 8) & 3
 
 
 def in_words(table: Tensor) -> Tensor:

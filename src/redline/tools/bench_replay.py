@@ -204,14 +204,13 @@ def _sb3(size: int, capacity: int, seconds: float) -> float:
 
     buffers = importlib.import_module("stable_baselines3.common.buffers")
     space = spaces.Box(0, 255, SHAPE, np.uint8)
-    buffer = buffers.ReplayBuffer(min(capacity, 200_000), space, spaces.Discrete(4), device="cpu", n_envs=1)
+    buffer = buffers.ReplayBuffer(capacity, space, spaces.Discrete(4), device="cpu", n_envs=1)
     buffer.observations[:], buffer.next_observations[:], buffer.full = 1, 1, True
     return size * rate(lambda: buffer.sample(size), seconds, torch.device("cpu"))
 
 
 def _torchrl(size: int, capacity: int, seconds: float, *, prioritized: bool, memmap: bool) -> float:
     data, tensordict = importlib.import_module("torchrl.data"), importlib.import_module("tensordict")
-    capacity = min(capacity, 200_000)
     storage = (data.LazyMemmapStorage if memmap else data.LazyTensorStorage)(capacity)
     if prioritized:
         buffer = data.TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=0.4, storage=storage, batch_size=size)

@@ -1,0 +1,94 @@
+"""Replay on a GPU: by priority, in page-locked memory and in a file; eager, graphed, compiled. Run with `make gpu-test`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redline.core import random
+from redline.replay.priority import Priorities
+from redline.run.config import Settings, resolve
+from redline.run.session import Session
+
+pytestmark = pytest.mark.gpu
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+ITERATIONS = 40
+
+
+def session_of(device: str, folder: Path, *, compile: bool, graph: bool, **options: Any) -> Session:
+    if compile:
+        torch.compiler.reset()
+    settings = Settings(
+        env="snake",
+        algo="dqn",
+        num_envs=64,
+        batch_size=32,
+        replay_capacity=64 * 24,
+        steps=64 * 1000,
+        seed=3,
+        device=device,
+        precision="fp32",
+        compile=compile,
+        graph=graph and device == "cuda",
+        run_dir=str(folder),
+        env_options={"width": 5, "height": 4, "start": "random"},
+        algo_options={"hidden": (16,), "learning_starts": 64 * 8, "epsilon_high": 1.0, "epsilon_low": 1.0} | options,
+    )
+    return Session(resolve(settings), pytest.fail)
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "compiled+graph"])
+@pytest.mark.parametrize("replay", ["device", "pinned", "memmap"])
+@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "priority"])
+def test_draws_and_stores_what_the_cpu_does(replay: str, prioritized: bool, way: str, tmp_path: Path) -> None:
+    """Random play without learning (a rate too small to see): rows, draws and records are bit-identical."""
+    options = {
+        "replay": replay,
+        "prioritized": prioritized,
+        "priority_alpha": 0.0,
+        "learning_rate": 1e-30,
+        "updates": 2,
+    }
+    ours = session_of("cuda", tmp_path / "a", compile="compiled" in way, graph="graph" in way, **options)
+    theirs = session_of("cpu", tmp_path / "b", compile=False, graph=False, **options)
+    for session in (ours, theirs):
+        session.iterate(ITERATIONS)
+    assert ours.updates == theirs.updates > 0
+    assert ours._collect_and_learn.graph is not None or "graph" not in way
+    found, expected = ours.learner.memory.tensors(), theirs.learner.memory.tensors()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].cpu(), tensor), name
+    if replay == "memmap":
+        ours, theirs = (s.learner.memory.storage.records for s in (ours, theirs))  # type: ignore[assignment]
+        assert torch.equal(ours, theirs)  # type: ignore[arg-type]
+
+
+def test_priorities_are_the_same_on_both() -> None:
+    trees = [Priorities(5000, device) for device in (CPU, CUDA)]
+    for number in range(20):
+        place = random.below(random.bits(random.seed_key(number), torch.arange(700)), 5000).unique()
+        units = random.below(random.bits(random.seed_key(number + 100), place), 2**31 - 1).to(torch.int32)
+        drawn = []
+        for tree in trees:
+            tree.set(place.to(tree.device), units.to(tree.device))
+            tree.set_span(torch.tensor(number * 100, device=tree.device), 64, torch.zeros_like(tree.highest))
+            drawn.append([x.cpu() for x in tree.draw(random.seed_key(number, tree.device), 999)])
+        assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+        for a, b in zip(*(tree.levels for tree in trees), strict=True):
+            assert torch.equal(a, b.cpu())
+
+
+def test_an_iteration_with_host_memory_never_synchronises_the_device(tmp_path: Path) -> None:
+    """The worker may wait for its own copies; the loop that launches must not."""
+    session = session_of("cuda", tmp_path, compile=False, graph=True, replay="pinned", prioritized=True)
+    session.iterate(ITERATIONS)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        session.iterate(20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
