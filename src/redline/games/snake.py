@@ -328,15 +328,16 @@ def observe(config: Config, state: State) -> Tensor:
 
 def _planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
     """The planes, written four bytes at a time: a GPU is bound by how many stores it makes, not by their size."""
-    each = 4 // dtype.itemsize  # cells in a word
+    each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
     word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
 
     def mark(cell: Tensor) -> Tensor:
         cell = cell.to(torch.int32).unsqueeze(1)  # -1, nowhere, is in no word
         one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
-        return torch.where(torch.div(cell, each, rounding_mode="floor") == word, one, 0)
+        return torch.where(cell >> shift == word, one, 0)
 
-    ages = state.ages.flatten(1).to(dtype).view(torch.int32)
+    ages = state.ages.flatten(1)
+    ages = (ages if ages.element_size() == dtype.itemsize else ages.to(dtype)).view(torch.int32)  # none is negative
     words = torch.stack([ages, mark(state.head), mark(state.food)], 1)
     return words.view(dtype).view(-1, 3, config.height, config.width)
 

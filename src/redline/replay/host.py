@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -156,7 +157,8 @@ class HostRing(Ring):
             self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._sent, self._ready, self._used = ([torch.cuda.Event() for _ in range(_SLOTS)] for _ in range(3))
         self.iteration = 0  # rows written, as the host counts them
-        self.waited = 0.0  # seconds the host waited for batches
+        self.waited = 0.0  # seconds the host waited for the worker: it runs ahead of the device, so this is no loss yet
+        self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # before and after the device's waits
         self._delivered = 0  # rows the worker is done with
         self._progress = threading.Condition()
         self._failure: BaseException | None = None
@@ -264,7 +266,8 @@ class HostRing(Ring):
         self._wait(wanted + 1)
         slot = wanted % _SLOTS
         if self._cuda:
-            torch.cuda.current_stream().wait_event(self._ready[slot])
+            with self._timing():
+                torch.cuda.current_stream().wait_event(self._ready[slot])
         self.inbox.copy_(self._slots[slot].arrived)
         if self._cuda:
             self._used[slot].record()
@@ -333,6 +336,17 @@ class HostRing(Ring):
         with self._progress:
             self._delivered = number + 1
             self._progress.notify_all()
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        if self.timed is None:
+            yield
+            return
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        yield
+        end.record()
+        self.timed.append((start, end))
 
     def _wait(self, rows: int) -> None:
         """Until the worker is done with so many rows."""
