@@ -115,12 +115,23 @@ def complete(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """About what the learner will allocate, by the setting that decides it. `state_bytes` are those of one State."""
+    """About what the learner will allocate on the device, by the setting that decides it.
+
+    `state_bytes` are those of the fields of one State that observations read.
+    """
     del num_envs
     inputs = 4 * math.prod(spec.obs_shape)
-    ranks = Priorities.bytes_needed(config.replay_capacity) if config.prioritized else 0
-    held = config.replay_capacity * state_bytes + ranks
+    held = Priorities.bytes_needed(config.replay_capacity) if config.prioritized else 0
+    if config.replay == "device":
+        held += int(config.replay_capacity * transition_bytes(config, state_bytes))
     return {"batch_size": config.batch_size * 4 * inputs, "replay_capacity": held}
+
+
+def transition_bytes(config: Config, state_bytes: int) -> float:
+    """Of one transition, where `replay` keeps them: its State, a sixteenth of one before a truncation, and its step."""
+    if config.replay == "device":
+        return state_bytes * 17 / 16 + 8.5
+    return -(-(state_bytes + 8) // 16) * 16
 
 
 def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:

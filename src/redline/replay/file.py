@@ -253,12 +253,15 @@ def _acquire(path: Path, flags: int = 0) -> int:
 
 
 def _allocate(path: Path, fd: int, size: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    missing = size - os.fstat(fd).st_blocks * 512
     try:
+        if missing > free:  # trying would fill the disk for everyone before it fails
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
-        free = shutil.disk_usage(path.parent).free
         raise StorageError(
             f"The replay file {path} needs {size:,} bytes and {free:,} are free ({os.strerror(error.errno).lower()}): "
             "take a smaller replay capacity, free some space, or choose another folder."

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,7 @@ from redline import algos
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
-from redline.envs import Rules, make_rules
+from redline.envs import Rules, batch, make_rules
 from redline.games import load as load_game
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
@@ -37,7 +39,7 @@ class Settings:
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
     replay: str | None = None  # where they are remembered: device, pinned (host memory) or memmap (a file)
-    replay_capacity: int | None = None  # transitions remembered
+    replay_capacity: int | str | None = None  # transitions remembered; auto: as many as fit into half of what is free
     prioritized: bool | None = None  # draw what was judged wrongly more often
     steps: int | None = None  # stop after this many environment steps in all
     episodes: int | None = None  # stop after this many finished games in all
@@ -140,6 +142,7 @@ def resolve(settings: Settings) -> Plan:
     for name, (_, why) in suggested.items():
         reasons[name] = why
     wanted: dict[str, Any] = dict(settings.algo_options)
+    run_dir = Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}")
     for name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized"):
         if getattr(settings, name) is not None:
             if name not in {field.name for field in dataclasses.fields(algo.Config)}:
@@ -147,11 +150,14 @@ def resolve(settings: Settings) -> Plan:
                     f"{settings.algo} has no {name}; leave --{name.replace('_', '-')} away or take another --algo."
                 )
             wanted[name] = getattr(settings, name)
+    fits = wanted.get("replay_capacity") == "auto" and wanted.pop("replay_capacity") == "auto"
     for name in wanted:
         reasons.pop(name.replace("-", "_"), None)
     defaults = {name: value for name, (value, _) in suggested.items()}
     algo_config = options.build(algo.Config, wanted, f"{settings.algo}.", defaults)
 
+    if fits:
+        algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
     if settings.num_envs is not None:
         num_envs, reasons["num_envs"] = settings.num_envs, "asked for"
     for name, least in (("num_envs", 1), ("accumulate", 1), ("eval_episodes", 0), ("seed", 0)):
@@ -188,10 +194,36 @@ def resolve(settings: Settings) -> Plan:
         compile=compiles,
         graph=graphs,
         minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
-        run_dir=Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}"),
+        run_dir=run_dir,
         curriculum=curriculum,
         reasons=reasons,
     )
+
+
+def state_bytes(rules: Rules) -> int:
+    """Of the fields of one State that observations read."""
+    state = batch.reset(rules, batch.lane_keys(0, torch.arange(1))).game
+    return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
+
+
+def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
+    """The settings with a replay capacity for half of the memory, or disk, that is free where it is kept.
+
+    A run that is continued keeps what it began with.
+    """
+    with suppress(OSError, ValueError, KeyError):
+        began = int(json.loads((run_dir / "config.json").read_text())["algo_options"]["replay_capacity"])
+        return dataclasses.replace(config, replay_capacity=began), "as the run began"
+    if config.replay == "memmap":
+        there = next(folder for folder in (run_dir.absolute(), *run_dir.absolute().parents) if folder.exists())
+        free, what = shutil.disk_usage(there).free, "disk"
+    else:
+        place = device if config.replay == "device" else torch.device("cpu")
+        free, what = hardware.free_bytes(place), f"memory of {place}"
+    capacity = max(1, int(free / 2 / algo.transition_bytes(config, state_bytes(rules))))
+    return dataclasses.replace(
+        config, replay_capacity=capacity
+    ), f"half of the {free / 1e9:,.0f} GB {what} that are free"
 
 
 def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:

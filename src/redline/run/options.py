@@ -32,6 +32,8 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
     """A value of the annotated type `kind` from the word given for `key`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
+        if text.lower() == "auto" and str in arguments:
+            return "auto"
         if text.lower() in ("none", "auto") and type(None) in arguments:
             return None
         return parse_value(next(k for k in arguments if k is not type(None)), text, key)

@@ -15,7 +15,7 @@ from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
-from redline.run.config import Plan
+from redline.run.config import Plan, state_bytes
 
 
 class Session:
@@ -165,11 +165,25 @@ def _check_memory(plan: Plan) -> None:
     spec = plan.rules.game.spec(plan.rules.config)
     inputs = 4 * math.prod(spec.obs_shape)
     needs = {"num_envs": plan.num_envs * (3 * game + inputs)}  # the games, their successors, what the network sees
-    needs |= plan.algo.memory_bytes(plan.algo_config, spec, game, plan.num_envs)
-    total, free = sum(needs.values()), hardware.free_bytes(plan.device)
-    if total > free:
-        name = max(needs, key=lambda key: needs[key])
-        raise UserError(
-            f"These settings need about {total / 1e9:,.1f} GB on {plan.device}, where {free / 1e9:,.1f} GB are free; "
-            f"most of it is for {name}: take a smaller one."
-        )
+    needs |= plan.algo.memory_bytes(plan.algo_config, spec, state_bytes(plan.rules), plan.num_envs)
+    pinned = getattr(plan.algo_config, "replay", "") == "pinned"
+    on_host = 0.0
+    if pinned:
+        each = plan.algo.transition_bytes(plan.algo_config, state_bytes(plan.rules))
+        on_host = plan.algo_config.replay_capacity * each
+    places = {plan.device: needs}
+    if on_host and plan.device.type == "cuda":
+        places[torch.device("cpu")] = {"replay_capacity": int(on_host)}
+    elif on_host:
+        needs["replay_capacity"] += int(on_host)
+    for place, wanted in places.items():
+        total, free = sum(wanted.values()), hardware.free_bytes(place)
+        if total > free:
+            name = max(wanted, key=lambda key: wanted[key])
+            elsewhere = {"device": "--replay pinned or memmap", "pinned": "--replay memmap"}
+            tier = elsewhere.get(getattr(plan.algo_config, "replay", ""), "")
+            instead = f" or {tier}" if name == "replay_capacity" and tier else ""
+            raise UserError(
+                f"These settings need about {total / 1e9:,.1f} GB on {place}, where {free / 1e9:,.1f} GB are free; "
+                f"most of it is for {name}: take a smaller one{instead}."
+            )
