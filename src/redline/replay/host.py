@@ -27,7 +27,7 @@ from redline.core.errors import UserError
 from redline.core.records import Batch, Step
 from redline.envs.batch import Rules
 from redline.replay.layout import Layout, Shape
-from redline.replay.ring import STEP, Fetched, Ring, Tables
+from redline.replay.ring import STEP, Fetched, Ring, Tables, ended_of
 
 Notify = Callable[[str], None]
 AHEAD = 3  # iterations between drawing a batch and learning from it
@@ -85,8 +85,8 @@ class _Slot(NamedTuple):
     """Buffers of one row that travels out and one set of batches that travels in."""
 
     row: Tensor  # (N, size) uint8, host
-    places: Tensor  # (batches, (n + 1) B) int64, host
-    gathered: Tensor  # (batches, (n + 1) B, size) uint8, host
+    places: Tensor  # (batches, steps * B) int64, host
+    gathered: Tensor  # (batches, steps * B, size) uint8, host
     arrived: Tensor  # the same on the device
 
 
@@ -125,16 +125,17 @@ class HostRing(Ring):
             return {k: self.layout.view(self.storage.records, k) for k in self.layout.shapes}, self._zeros(finals, seen)
 
         super().__init__(rules, state, capacity, n_step, gamma, kept, alpha, allocate)
-        if self.frames > 1:
-            raise UserError("replay in host memory does not rebuild stacks of frames yet; take --replay device.")
+        # Steps of a window whose records are gathered: its start, its end, those between, those whose frames it shows.
+        self._offsets = (0, n_step, *range(1, n_step), *range(-1, -self.frames, -1))
         self.lead = AHEAD
         self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
-        if self.rows < n_step + 2 + self.margin:
+        least = n_step + self.frames + 1 + self.margin
+        if self.rows < least:
             raise UserError(
                 f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns in host memory "
-                f"need at least {self.lanes * (n_step + 2 + self.margin):,} transitions."
+                f"need at least {self.lanes * least:,} transitions."
             )
-        device, size, wide = self.device, self.layout.size, (n_step + 1) * batch_size
+        device, size, wide = self.device, self.layout.size, len(self._offsets) * batch_size
         self.outbox = torch.zeros(self.lanes, size, dtype=torch.uint8, device=device)
         self.places = torch.zeros(batches, wide, dtype=torch.int64, device=device)
         self.inbox = torch.zeros(batches, wide, size, dtype=torch.uint8, device=device)
@@ -205,9 +206,8 @@ class HostRing(Ring):
         self.places.copy_(torch.stack(places))
 
     def _places(self, row: Tensor, lane: Tensor) -> Tensor:
-        """Of the starts of windows, of where they end, of the steps between: ((n + 1) B,)."""
-        steps = (0, self.n_step, *range(1, self.n_step))
-        return torch.cat([self._slot(row + step, lane) for step in steps])
+        """Where the records of windows lie, step by step as `_offsets` has them."""
+        return torch.cat([self._slot(row + step, lane) for step in self._offsets])
 
     def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
         """The batch of that `number` () int64 among those delivered for this iteration."""
@@ -226,12 +226,23 @@ class HostRing(Ring):
         return self.weigh(self.observe(window), row, lane, units, beta)
 
     def _unpack(self, records: Tensor) -> Fetched:
-        """Records ((n + 1) B, size) in the order of `_places`."""
+        """What records say, which are in the order of `_places`."""
         size = self.batch_size
-        steps = self.layout.view(records, "step")
-        steps = torch.cat([steps[:size], steps[2 * size :]]).view(self.n_step, size, 2).transpose(0, 1)
-        states = {name: self.layout.view(records, f"states.{name}")[: 2 * size] for name in self.states}
-        return Fetched(steps, states)
+
+        def in_time(name: str, first: int, last: int) -> Tensor:
+            """A field from one step of the windows to another, (B, steps, …)."""
+            field = self.layout.view(records, name)
+            parts = [self._offsets.index(step) * size for step in range(first, last + 1)]
+            return torch.stack([field[start : start + size] for start in parts], 1)
+
+        states = {
+            name: in_time(f"states.{name}", 1 - self.frames, self.n_step)
+            if name in self.stacked
+            else self.layout.view(records, f"states.{name}")[: 2 * size]
+            for name in self.states
+        }
+        before = in_time("step", 1 - self.frames, -1) if self.stacked and self.frames > 1 else None
+        return Fetched(in_time("step", 0, self.n_step - 1), states, before)
 
     def _states(
         self,
@@ -240,18 +251,37 @@ class HostRing(Ring):
         last_row: Tensor,
         truncated: Tensor,
         kept: Tensor,
-        found: dict[str, Tensor] | None,
+        found: Fetched,
     ) -> dict[str, Tensor]:
         """Those found in the records, and those before a truncation, which are here."""
-        del row, lane, last_row
-        assert found is not None
+        del lane
+        assert found.states is not None
         cut = torch.cat([torch.zeros_like(truncated), truncated])
         finals = torch.cat([torch.zeros_like(kept), kept])
+        index = self._frame_index(row, last_row - row + 1, truncated, found) if self.stacked else None
+        window = torch.arange(2 * len(row), device=self.device).unsqueeze(1) % len(row)
+        states = {}
+        for name, here in found.states.items():
+            kept_here = self.finals[name][finals]
+            broad = cut.view(-1, *(1,) * (kept_here.dim() - 1))
+            if name not in self.stacked:
+                states[name] = torch.where(broad, kept_here, here)
+                continue
+            stack = here[window, index]  # (2 B, frames, …)
+            newest = torch.where(broad, kept_here, stack[:, -1])
+            states[name] = torch.cat([stack[:, :-1], newest.unsqueeze(1)], 1)
+        return states
 
-        def choose(name: str, here: Tensor) -> Tensor:
-            return torch.where(cut.view(-1, *(1,) * (here.dim() - 1)), self.finals[name][finals], here)
-
-        return {name: choose(name, here) for name, here in found.items()}
+    def _frame_index(self, row: Tensor, taken: Tensor, truncated: Tensor, found: Fetched) -> Tensor:
+        """(2 B, frames): which of the frames found are seen at the start of each window, and at its end."""
+        past = self.frames - 1  # frames found before a window's start
+        ended = ended_of((found.steps if found.before is None else torch.cat([found.before, found.steps], 1))[..., 1])
+        cut = torch.cat([torch.zeros_like(truncated), truncated])
+        newest = past + torch.cat([torch.zeros_like(taken), torch.where(truncated, taken, self.n_step)])
+        earlier = newest.unsqueeze(1) - torch.arange(1, self.frames, device=self.device)
+        began = torch.cat([row, row]).unsqueeze(1) + earlier - past < 0
+        border = began | (torch.cat([ended, ended]).gather(1, earlier) != 0)
+        return newest.unsqueeze(1) - self._steps_back(border, cut)
 
     # ------------------------------------------------------------------------------------------------------ on the host
 

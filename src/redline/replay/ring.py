@@ -35,7 +35,10 @@ class Fetched(NamedTuple):
     """What lies in the tables for B windows of n steps, without States where these are still to be looked up."""
 
     steps: Tensor  # (B, n, 2) int32: as the table `step` holds them
-    states: dict[str, Tensor] | None = None  # (2 B, …) fields of State: where each window starts, then n steps later
+    # Of the fields of State: (2 B, …) where each window starts, then n steps later; of those stacked (B, frames + n, …) all
+    # frames from the first that may be seen to the last.
+    states: dict[str, Tensor] | None = None
+    before: Tensor | None = None  # (B, frames - 1, 2) int32: the steps before the window
 
 
 class Window(NamedTuple):
@@ -260,7 +263,7 @@ class Ring:
         kept = torch.where(truncated, lane * self.final_slots + ((last >> 10) & (_MOST_FINALS - 1)), 0)
         lost = truncated & (self.final_of[kept] != last_row * self.lanes + lane)
         return Window(
-            states=self._states(row, lane, last_row, truncated, kept, found.states),
+            states=self._states(row, lane, last_row, truncated, kept, found),
             action=(happened[:, 0] & 255).to(torch.int64),
             reward=reward,
             discount=torch.where(terminated, 0.0, torch.pow(self.gamma, taken.to(torch.float32))),
@@ -279,10 +282,10 @@ class Ring:
         last_row: Tensor,
         truncated: Tensor,
         kept: Tensor,
-        found: dict[str, Tensor] | None,
+        found: Fetched,
     ) -> dict[str, Tensor]:
         """First the States the windows start in, then those they bootstrap from: both in one go."""
-        assert found is None
+        del found
         end = torch.where(truncated, self.rows * self.lanes + kept, self._slot(row + self.n_step, lane))
         place = torch.cat([self._slot(row, lane), end])
         stacks = place
@@ -307,11 +310,17 @@ class Ring:
         back = torch.arange(1, self.frames, device=self.device)
         earlier = newest.unsqueeze(1) - back  # (M, frames - 1), nearest first
         before = self.tables["step"][self._slot(earlier, lane.unsqueeze(1))]
-        border = (earlier < 0) | (ended_of(before[..., 1]) != 0)
-        border = border & ~(cut.unsqueeze(1) & (back == 1))
-        reach = (~border).to(torch.int64).cumprod(1).sum(1)
-        steps = torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), reach.unsqueeze(1))
+        steps = self._steps_back((earlier < 0) | (ended_of(before[..., 1]) != 0), cut)
         return self._slot(newest.unsqueeze(1) - steps, lane.unsqueeze(1))
+
+    def _steps_back(self, border: Tensor, cut: Tensor) -> Tensor:
+        """(M, frames): how many steps before the newest frame each one lies, oldest first.
+
+        border (M, frames - 1) says, nearest first, before which step an episode begins; the end of a cut one (M,) is none.
+        """
+        border = border & ~(cut.unsqueeze(1) & (torch.arange(self.frames - 1, device=self.device) == 0))
+        reach = (~border).to(torch.int64).cumprod(1).sum(1)
+        return torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), reach.unsqueeze(1))
 
     def observe(self, window: Window) -> Batch:
         """Make the observations of windows."""
