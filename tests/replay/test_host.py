@@ -15,7 +15,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import StorageError, UserError
-from redline.core.records import Batch, leaves
+from redline.core.records import Batch, Episode, Step, leaves
 from redline.replay import host as module
 from redline.replay.disk import FILE, OnDisk
 from redline.replay.host import AHEAD, HostRing, Pinned, Storage
@@ -37,6 +37,7 @@ def make(
     batches: int = 2,
     threaded: bool = False,
     finals: int | None = 4,
+    notify: Any = pytest.fail,
 ) -> HostRing:
     def storage(entries: int, layout: Layout) -> Storage:
         if where == "pinned":
@@ -55,7 +56,7 @@ def make(
         storage,
         alpha=alpha,
         finals=finals,
-        notify=pytest.fail,
+        notify=notify,
         threaded=threaded,
     )
 
@@ -163,10 +164,14 @@ def test_rows_after_the_checkpoint_are_not_learned_from_again(tmp_path: Path) ->
     ring.storage._settle()  # type: ignore[attr-defined]
     ring.storage.file.close()  # type: ignore[attr-defined]  # as if killed: nothing more is committed
 
-    again = make("memmap", tmp_path, rows=4096, lanes=1, n_step=1, finals=1)
+    said: list[str] = []
+    again = make("memmap", tmp_path, rows=4096, lanes=1, n_step=1, finals=1, notify=said.append)
     for name, tensor in again.tensors().items():
         tensor.copy_(saved[name])
-    again.loaded()
+    assert again.loaded()
+    assert [text.partition(" of ")[2] for text in said] == [
+        "4,096 transitions are no longer in the replay file; they are left out."
+    ]
     lost = again.holes.nonzero().flatten().tolist()
     place = 5000 % 4096
     assert 2 * each <= len(lost) <= 5 * each, "two blocks were overwritten, one was under way, one was begun ahead"
@@ -192,11 +197,137 @@ def test_a_flipped_byte_costs_its_block(tmp_path: Path) -> None:
         file.write(bytes([byte[0] ^ 4]))
     said: list[str] = []
     storage = OnDisk(tmp_path, 4096, ring.layout, 1, said.append, block=1)
-    lost = storage.lost(int(saved["written"]))
+    written = int(saved["written"])
+    assert storage.lost(written).all(), "of a history nobody vouches for"
+    storage.begin_history(saved["histories"], written)
+    lost = storage.lost(written)
     assert lost.nonzero().flatten().tolist() == list(range(3 * each, 4 * each))
     assert len(said) == 1
     assert "1 of" in said[0]
     storage.close()
+
+
+def load(ring: HostRing, saved: dict[str, Tensor]) -> bool:
+    for name, tensor in ring.tensors().items():
+        tensor.copy_(ring.adapt(saved)[name])
+    return ring.loaded()
+
+
+def save(ring: HostRing) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in ring.tensors().items()}
+
+
+def killed(ring: HostRing) -> None:
+    """As if the process was: nothing more is committed, the lock is gone."""
+    ring._wait(ring.iteration)
+    ring.storage._settle()  # type: ignore[attr-defined]
+    ring.storage.file.close()  # type: ignore[attr-defined]
+
+
+class Long:
+    """A ring of 4,096 rows of one lane in a file, whose records say which row they are of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.ring = make("memmap", folder, rows=4096, lanes=1, n_step=1, finals=1, notify=self.said.append)
+
+    def write(self, count: int) -> None:
+
+        no, nothing = torch.zeros(1, dtype=torch.bool), torch.zeros(1)
+        for _ in range(count):
+            row = int(self.ring.written)
+            step = Step(torch.full((1,), float(row)), no, no, no, states([row]), Episode(nothing, nothing, nothing))
+            self.ring.before()
+            self.ring.write(states([row]), torch.zeros(1, dtype=torch.int64), step)
+            self.ring.after()
+
+    def wrong(self) -> int:
+        """Rows that are said to be there and are not."""
+        self.ring._wait(self.ring.iteration)
+        written, place = int(self.ring.written), torch.arange(4096)
+        row = written - 1 - (written - 1 - place) % 4096
+        reward = self.ring.layout.view(self.ring.storage.records, "step")[:, 0].view(torch.float32)
+        return int(((reward != row) & (row >= 0) & ~self.ring.holes).sum())
+
+
+def test_what_was_lost_stays_lost_when_it_is_continued_again(tmp_path: Path) -> None:
+    first = Long(tmp_path)
+    first.write(6000)
+    saved = save(first.ring)
+    first.write(100)
+    killed(first.ring)
+    second = Long(tmp_path)
+    assert load(second.ring, saved)
+    assert second.wrong() == 0
+    second.write(20)
+    saved, holes = save(second.ring), int(second.ring.holes.sum())
+    killed(second.ring)
+    third = Long(tmp_path)
+    assert load(third.ring, saved)
+    assert third.wrong() == 0
+    assert int(third.ring.holes.sum()) >= holes > 0
+    third.ring.close()
+
+
+def test_what_another_history_left_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """A checkpoint, then the memory is cleared and filled anew; or an earlier checkpoint is continued instead."""
+    first = Long(tmp_path / "a")
+    first.write(3000)
+    saved = save(first.ring)
+    first.ring.clear()
+    first.write(2500)
+    killed(first.ring)
+    second = Long(tmp_path / "a")
+    assert not load(second.ring, saved), "most of it was overwritten"
+    assert (int(second.ring.written), second.wrong()) == (0, 0)
+    assert "filled again" in second.said[0]
+    killed(second.ring)
+
+    first = Long(tmp_path / "b")
+    first.write(2600)
+    early = save(first.ring)
+    first.write(1000)
+    late = save(first.ring)
+    first.ring.close()
+    second = Long(tmp_path / "b")
+    assert load(second.ring, early)
+    assert not second.ring.holes.any()
+    second.write(500)
+    second.ring.close()
+    third = Long(tmp_path / "b")
+    assert load(third.ring, late)
+    assert third.wrong() == 0
+    assert 500 <= int(third.ring.holes.sum()) < 1500
+    third.ring.close()
+
+
+def test_without_its_file_a_memory_is_empty_and_says_so(tmp_path: Path) -> None:
+    first = Long(tmp_path)
+    first.write(2000)
+    saved = save(first.ring)
+    first.ring.close()
+    (tmp_path / FILE).unlink()
+    second = Long(tmp_path)
+    assert not load(second.ring, saved)
+    assert second.said == ["2,000 of 2,000 transitions are no longer in the replay file; it is filled again."]
+    second.write(50)
+    assert second.wrong() == 0
+    second.ring.close()
+
+
+@pytest.mark.parametrize("alpha", [None, 0.6], ids=["uniform", "priority"])
+def test_batches_may_have_another_size_when_it_is_continued(alpha: float | None, tmp_path: Path) -> None:
+    ring = make("pinned", tmp_path, alpha=alpha)
+    naive = ListReplay(3, 24, 2, 0.5, 4)
+    play(Iterations(ring), naive, endings(30, 3))  # type: ignore[arg-type]
+    other = make("pinned", tmp_path, alpha=alpha, size=5)
+    assert load(other, save(ring))
+    other.before()
+    found = other.sample(other.key, 5)
+    slot = (30 - 1 - AHEAD) % (AHEAD + 1)
+    places = list(zip(*(other.drawn[name][slot, 0].tolist() for name in ("row", "lane")), strict=True))
+    assert set(places) <= set(naive.places())
+    del found
 
 
 def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,15 +77,8 @@ class Config:
             raise UserError(f"dqn.hidden is {self.hidden}; expected layer widths, as in 256,256.")
 
 
-FIXED = (
-    "net",
-    "hidden",
-    "dueling",
-    "n_step",
-    "gamma",
-    "replay_capacity",
-    "prioritized",
-)  # a continued run must keep these
+# A continued run must keep these.
+FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay", "replay_capacity", "prioritized")
 
 
 def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
@@ -227,9 +221,13 @@ class Learner(Hooks):
         """Take away what was played."""
         self.memory.after()
 
-    def loaded(self) -> None:
-        """Go on from a memory that was filled from outside."""
-        self.memory.loaded()
+    def adapt(self, replay: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A checkpoint's memory as it fits into this one's."""
+        return self.memory.adapt(replay)
+
+    def loaded(self) -> bool:
+        """Go on from a memory that was filled from outside; False: it is empty."""
+        return self.memory.loaded()
 
     def close(self) -> None:
         """Let go of the memory."""

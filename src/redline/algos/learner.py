@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 
 class Hooks:
     """Called by the loop on the host, outside what is compiled and captured."""
@@ -12,8 +16,13 @@ class Hooks:
     def after(self) -> None:
         """After each iteration."""
 
-    def loaded(self) -> None:
-        """After a checkpoint's tensors were copied into those of `state_dict`."""
+    def adapt(self, replay: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A checkpoint's memory as it fits into this one's."""
+        return replay
+
+    def loaded(self) -> bool:
+        """After a checkpoint's tensors were copied into those of `state_dict`; False: its memory is lost."""
+        return True
 
     def close(self) -> None:
         """When nothing more will be learned."""

@@ -1,13 +1,16 @@
 """Records of a ring in a file, for capacities beyond memory: written in order, declared valid block by block.
 
-A block's generation is the number of rows ever written when it was committed, so that after a crash each row of the ring is
-known to be there or not. Only what was written since the last commits is lost.
+A block's generation holds the number of rows ever written when it was committed, so that after a crash each row of the ring
+is known to be there or not: lost are the blocks being written or next in turn. It also holds the history it was written in,
+a random number for each time a memory was begun, cleared or continued. A checkpoint knows the histories it comes from, and up
+to which row; what another history left in the file is not taken for its own.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +25,13 @@ from redline.replay.layout import Layout
 FILE = "replay.bin"  # in the run folder
 _BLOCK = 16 << 20  # bytes of a block, about
 _PAGE = 4096
+_ROW_BITS = 32
+_ROWS = (1 << _ROW_BITS) - 1
+_HISTORIES = 32  # that a checkpoint remembers
+
+
+def _new_history() -> int:
+    return secrets.randbits(30) + 1
 
 
 class OnDisk:
@@ -52,6 +62,8 @@ class OnDisk:
         self._open: int | None = None  # block that is being written
         self._begun: dict[int, Future[int]] = {}  # blocks declared empty ahead of time: the generations they had
         self._last = 0  # rows written
+        self.history = _new_history()
+        self._trusted: dict[int, int] = {}  # earlier histories: rows below this number are ours, too
         self._pending: list[Future[None]] = []
 
     def before_row(self, row: int) -> None:
@@ -74,7 +86,7 @@ class OnDisk:
             return
         block = place // self.block_rows
         self._pending = [future for future in self._pending if not future.done() or future.result()]
-        self._pending.append(self._writer.submit(self.file.commit, block, row + 1))
+        self._pending.append(self._writer.submit(self.file.commit, block, self._stamp(row + 1)))
         self._open = None
         if blocks >= 4:  # the one after next, so that nobody waits for its entry to reach the disk
             ahead = (block + 2) % blocks
@@ -89,7 +101,7 @@ class OnDisk:
                 self.file.commit(block, generation)
         self._begun.clear()
         if self._open is not None:
-            self.file.commit(self._open, self._last)
+            self.file.commit(self._open, self._stamp(self._last))
             self._open = None
         self.file.check()
 
@@ -97,8 +109,26 @@ class OnDisk:
         """(rows,) bool: places in the ring where the row that should be there, after so many were written, is not."""
         place = torch.arange(self.rows)
         row = written - 1 - (written - 1 - place) % self.rows
-        until = torch.tensor(self.file.generations)[place // self.block_rows]
-        return (row >= 0) & ((row >= until) | (row < until - self.rows))
+        stamps = [generation & _ROWS for generation in self.file.generations]
+        known = {self.history: written} | self._trusted
+        limits = [known.get(generation >> _ROW_BITS, 0) for generation in self.file.generations]
+        block = place // self.block_rows
+        until, limit = torch.tensor(stamps)[block], torch.tensor(limits)[block]
+        return (row >= 0) & ((row >= until) | (row < until - self.rows) | (row >= limit))
+
+    def begin_history(self, before: Tensor, written: int) -> None:
+        """What is written from now on is a new history, after so many rows of those in `before` (see `histories`)."""
+        self.history = _new_history()
+        pairs = before.tolist()
+        self._trusted = {number: min(limit, written) for number, limit in pairs if number} if written else {}
+
+    def histories(self) -> Tensor:
+        """(32, 2) int64: numbers of the histories this memory comes from, the present one first; rows below are theirs."""
+        pairs = [(self.history, 1 << 62), *reversed(self._trusted.items())][:_HISTORIES]
+        return torch.tensor(pairs + [(0, 0)] * (_HISTORIES - len(pairs)))
+
+    def _stamp(self, written: int) -> int:
+        return self.history << _ROW_BITS | written
 
     def _settle(self) -> None:
         """Wait for the commits under way; what went wrong there is raised here."""

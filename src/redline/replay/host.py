@@ -31,6 +31,7 @@ from redline.replay.ring import STEP, Fetched, Ring, Tables, ended_of
 
 Notify = Callable[[str], None]
 AHEAD = 3  # iterations between drawing a batch and learning from it
+_NONE = -(1 << 60)  # in place of rows that are to be drawn again
 _SLOTS = AHEAD + 1  # batches and rows under way
 
 
@@ -43,6 +44,8 @@ class Storage(Protocol):
     def after_row(self, row: int) -> None: ...
     def flush(self) -> None: ...
     def lost(self, written: int) -> Tensor: ...
+    def histories(self) -> Tensor: ...
+    def begin_history(self, before: Tensor, written: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -65,6 +68,13 @@ class Pinned:
         """(rows,) bool: nothing is."""
         del written
         return torch.zeros(self.rows, dtype=torch.bool)
+
+    def histories(self) -> Tensor:
+        """Memory has none but the present one."""
+        return torch.zeros(0, 2, dtype=torch.int64)
+
+    def begin_history(self, before: Tensor, written: int) -> None:
+        """Nothing of another history can be here."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -114,7 +124,15 @@ class HostRing(Ring):
         `key` () int32 is the stream that draws come from.
         """
         self.batch_size, self.batches, self.key = batch_size, batches, key
-        rows = capacity // state[0].shape[0]
+        lanes = state[0].shape[0]
+        rows = capacity // lanes
+        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
+        frames = rules.game.spec(rules.config).frames
+        if rows < (least := n_step + frames + 1 + self.margin):  # before a file is made for them
+            raise UserError(
+                f"replay_capacity is {capacity:,}; {lanes:,} environments with {n_step}-step returns in host memory need at "
+                f"least {lanes * least:,} transitions."
+            )
         kept = max(1, min(rows // 16, 64)) if finals is None else finals
         self.layout: Layout
         self.storage: Storage
@@ -128,13 +146,7 @@ class HostRing(Ring):
         # Steps of a window whose records are gathered: its start, its end, those between, those whose frames it shows.
         self._offsets = (0, n_step, *range(1, n_step), *range(-1, -self.frames, -1))
         self.lead = AHEAD
-        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
-        least = n_step + self.frames + 1 + self.margin
-        if self.rows < least:
-            raise UserError(
-                f"replay_capacity is {capacity:,}; {self.lanes:,} environments with {n_step}-step returns in host memory "
-                f"need at least {self.lanes * least:,} transitions."
-            )
+        self.margin = _SLOTS
         device, size, wide = self.device, self.layout.size, len(self._offsets) * batch_size
         self.outbox = torch.zeros(self.lanes, size, dtype=torch.uint8, device=device)
         self.places = torch.zeros(batches, wide, dtype=torch.int64, device=device)
@@ -142,6 +154,8 @@ class HostRing(Ring):
         drawn = torch.zeros(_SLOTS, batches, batch_size, dtype=torch.int64, device=device)
         self.drawn = {"row": drawn, "lane": drawn.clone(), "units": drawn.clone()}  # of the batches under way
         self.holes = torch.zeros(self.rows, dtype=torch.bool, device=device)  # rows of a file that were lost
+        self.histories = self.storage.histories()  # of that file
+        self.notify = notify
         on_host: dict[str, Any] = {"device": device, "notify": notify}
         self._slots = [
             _Slot(
@@ -176,6 +190,7 @@ class HostRing(Ring):
         self.flush()
         named = {name: x for name, x in super().tensors().items() if name not in self.tables}
         named |= {f"drawn.{name}": x for name, x in self.drawn.items()}
+        named |= {"holes": self.holes, "histories": self.histories}
         return named | ({"records": self.storage.records} if isinstance(self.storage, Pinned) else {})
 
     def store(self, row: dict[str, Tensor]) -> None:
@@ -189,21 +204,11 @@ class HostRing(Ring):
         at = ((self.written - 1) % self.rows).view(1)
         self.holes.index_copy_(0, at, torch.zeros_like(at, dtype=torch.bool))
         slot = ((self.written - 1) % _SLOTS).view(1)
-        found: dict[str, list[Tensor]] = {"row": [], "lane": [], "units": []}
-        places = []
-        for number in range(self.batches):
-            key = random.fold(self.key, self.written * self.batches + number)
-            if self.priorities is None:
-                row, lane = self.draw(key, self.batch_size)
-                units = torch.ones_like(row)
-            else:
-                row, lane, units = self.draw_by_priority(key, self.batch_size)
-            for name, values in (("row", row), ("lane", lane), ("units", units)):
-                found[name].append(values)
-            places.append(self._places(row, lane))
-        for name, batches in found.items():
-            self.drawn[name].index_copy_(0, slot, torch.stack(batches).unsqueeze(0))
-        self.places.copy_(torch.stack(places))
+        numbers = range(self.batches)
+        drawn = [self._draw(random.fold(self.key, self.written * self.batches + number)) for number in numbers]
+        for name, table in self.drawn.items():
+            table.index_copy_(0, slot, torch.stack([found[name] for found in drawn]).unsqueeze(0))
+        self.places.copy_(torch.stack([self._places(found["row"], found["lane"]) for found in drawn]))
 
     def _places(self, row: Tensor, lane: Tensor) -> Tensor:
         """Where the records of windows lie, step by step as `_offsets` has them."""
@@ -220,7 +225,7 @@ class HostRing(Ring):
         )
         records = self.inbox.index_select(0, which)[0]
         window = self.assemble(row, lane, self._unpack(records))
-        steps = torch.arange(self.n_step + 1, device=self.device)
+        steps = torch.arange(1 - self.frames, self.n_step + 1, device=self.device)
         whole = ~self.holes[(row.unsqueeze(1) + steps) % self.rows].any(1)
         window = window._replace(weight=torch.where(whole, window.weight, 0.0))
         return self.weigh(self.observe(window), row, lane, units, beta)
@@ -397,10 +402,29 @@ class HostRing(Ring):
         self._wait(self.iteration)
         self.storage.flush()
 
-    def loaded(self) -> None:
-        """After a checkpoint was copied into `tensors`: gather again what was under way."""
-        self.iteration = int(self.written)
-        self.holes.copy_(self.storage.lost(self.iteration))
+    def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors with room for what is under way; of batches of another size nothing is kept."""
+        fits = all(saved[f"drawn.{k}"].shape == x.shape for k, x in self.drawn.items() if f"drawn.{k}" in saved)
+        return dict(saved) | ({} if fits else {f"drawn.{k}": torch.full_like(x, _NONE) for k, x in self.drawn.items()})
+
+    def loaded(self) -> bool:
+        """After a checkpoint was copied into `tensors`: gather again what was under way. False: nothing is left of it."""
+        self.iteration = self._delivered = int(self.written)
+        self.storage.begin_history(self.histories, self.iteration)
+        self.histories.copy_(self.storage.histories())
+        held = min(self.iteration, self.rows)
+        self.holes.logical_or_(self.storage.lost(self.iteration).to(self.device))
+        missing = int(self.holes.sum())
+        if missing:
+            self.notify(
+                f"{missing * self.lanes:,} of {held * self.lanes:,} transitions are no longer in the replay file"
+                f"{'; it is filled again.' if 2 * missing > held else '; they are left out.'}"
+            )
+        if 2 * missing > held:
+            self.clear()
+            return False
+        if bool((self.drawn["row"] == _NONE).any()) and self.iteration > self.n_step:
+            self._draw_again()
         first = max(0, self.iteration - AHEAD)
         self._delivered = first
         for number in range(first, self.iteration):
@@ -410,6 +434,22 @@ class HostRing(Ring):
                 self._slots[slot].places[batch].copy_(self._places(row, lane))
             self._do(number, False)
         self._wait(self.iteration)
+        return True
+
+    def _draw_again(self) -> None:
+        """Other batches in place of those that were under way."""
+        for slot in range(_SLOTS):
+            for number in range(self.batches):
+                found = self._draw(random.fold(self.key, -1 - slot * self.batches - number))
+                for name, values in found.items():
+                    self.drawn[name][slot, number] = values
+
+    def _draw(self, key: Tensor) -> dict[str, Tensor]:
+        if self.priorities is None:
+            row, lane = self.draw(key, self.batch_size)
+            return {"row": row, "lane": lane, "units": torch.ones_like(row)}
+        row, lane, units = self.draw_by_priority(key, self.batch_size)
+        return {"row": row, "lane": lane, "units": units}
 
     def clear(self) -> None:
         """Forget everything; nothing drawn before is delivered."""
@@ -419,7 +459,10 @@ class HostRing(Ring):
         self.final_of.fill_(-1)
         if self.priorities is not None:
             self.priorities.clear()
+        self.holes.zero_()
         self.iteration = self._delivered = 0
+        self.storage.begin_history(self.histories, 0)
+        self.histories.copy_(self.storage.histories())
 
     def close(self) -> None:
         """Stop the worker and let go of what is held."""

@@ -75,7 +75,10 @@ class Ring:
         self.device = state[0].device
         self.margin = 0  # oldest rows that are not drawn
         self.lead = 0  # iterations between drawing a batch and having it
-        self.frames, self.stacked = rules.game.spec(rules.config).frames, getattr(rules.game, "STACKED", ())
+        spec = rules.game.spec(rules.config)
+        self.frames, self.stacked = spec.frames, getattr(rules.game, "STACKED", ())
+        if spec.num_actions > 256:
+            raise UserError(f"The game has {spec.num_actions} actions; replay stores an action in a byte: at most 256.")
         self.rows = capacity // self.lanes
         least = n_step + self.frames + 1
         if self.rows < least:
@@ -199,8 +202,13 @@ class Ring:
     def after(self) -> None:
         """After an iteration: nothing to do."""
 
-    def loaded(self) -> None:
-        """After a checkpoint was copied into `tensors`: nothing to do."""
+    def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors as they fit into `tensors`: as they are."""
+        return dict(saved)
+
+    def loaded(self) -> bool:
+        """After a checkpoint was copied into `tensors`: True, all of it is there."""
+        return True
 
     def close(self) -> None:
         """Nothing is held but memory."""

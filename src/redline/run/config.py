@@ -220,10 +220,9 @@ def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.devic
     else:
         place = device if config.replay == "device" else torch.device("cpu")
         free, what = hardware.free_bytes(place), f"memory of {place}"
-    capacity = max(1, int(free / 2 / algo.transition_bytes(config, state_bytes(rules))))
-    return dataclasses.replace(
-        config, replay_capacity=capacity
-    ), f"half of the {free / 1e9:,.0f} GB {what} that are free"
+    parts = 3 if config.replay == "pinned" else 2  # a checkpoint copies it once more
+    capacity = max(1, int(free / parts / algo.transition_bytes(config, state_bytes(rules))))
+    return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
 
 
 def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:

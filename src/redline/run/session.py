@@ -24,6 +24,8 @@ class Session:
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
         _check_memory(plan)
+        if plan.device.type == "cuda":  # streams and events are those of the current device
+            torch.cuda.set_device(plan.device)
         self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.rules.game)
         runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
         rules, self.phase = plan.rules, 0  # of the curriculum
@@ -149,11 +151,12 @@ class Session:
         own = self.tensors()
         for group, tensors in own.items():
             if group in groups:
-                copy_into(tensors, groups[group], what=group)
+                saved = self.learner.adapt(groups[group]) if group == "replay" else groups[group]
+                copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         forgotten = "replay" in own and "replay" not in groups
+        forgotten = not self.learner.loaded() or forgotten
         self.remembered = 0 if forgotten else counters["remembered"]
-        self.learner.loaded()
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)
 
@@ -170,7 +173,9 @@ def _check_memory(plan: Plan) -> None:
     on_host = 0.0
     if pinned:
         each = plan.algo.transition_bytes(plan.algo_config, state_bytes(plan.rules))
-        on_host = plan.algo_config.replay_capacity * each
+        on_host = (
+            plan.algo_config.replay_capacity * each * (2 if plan.settings.save_replay else 1)
+        )  # copied for checkpoints
     places = {plan.device: needs}
     if on_host and plan.device.type == "cuda":
         places[torch.device("cpu")] = {"replay_capacity": int(on_host)}

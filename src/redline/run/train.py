@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from redline.core.errors import UserError
+from redline.replay.disk import FILE
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings, resolve
 from redline.run.evaluate import Policy, evaluate, greedy
@@ -66,8 +67,34 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     checkpoints = Checkpoints(
         plan.run_dir, lock=lock, config_hash=plan.identity_hash, env_hash=plan.identity_hash, notify=progress.say
     )
-    session = Session(plan, progress.say)  # before checkpoints are moved aside: settings that do not fit are found here
-    found = _find_checkpoint(plan, checkpoints, progress)
+    if plan.settings.resume != "never" and (plan.run_dir / "config.json").exists():
+        _check_same_run(plan, read_config(plan.run_dir), progress)
+    session = _begin(plan, progress)  # before checkpoints are moved aside: settings that do not fit are found here
+    try:
+        return _run(plan, session, checkpoints, progress)
+    finally:
+        session.close()
+
+
+def _begin(plan: Plan, progress: Progress) -> Session:
+    """A session; where a run starts anew, without the replay file of the one before."""
+    file, old = plan.run_dir / FILE, plan.run_dir / f".old-{FILE}"
+    anew = plan.settings.resume == "never" and file.exists()
+    if anew:
+        file.rename(old)
+    try:
+        session = Session(plan, progress.say)
+    except BaseException:
+        if anew:
+            file.unlink(missing_ok=True)
+            old.rename(file)
+        raise
+    old.unlink(missing_ok=True)
+    return session
+
+
+def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progress) -> Run:
+    found = _find_checkpoint(plan, checkpoints)
     seconds, episodes, compiling = 0.0, 0, 0.0
     if found:
         session.load(found.tensors, found.state["session"])
@@ -182,7 +209,6 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
         ).summary()
         result |= {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in outcome.items()}
         result["eval_max_steps"] = _EVAL_STEPS
-    session.close()
     write_json(plan.run_dir / "result.json", result)
     return Run(plan.run_dir, result)
 
@@ -217,7 +243,7 @@ def _opening(plan: Plan) -> list[str]:
     return lines
 
 
-def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -> Checkpoint | None:
+def _find_checkpoint(plan: Plan, checkpoints: Checkpoints) -> Checkpoint | None:
     """The checkpoint to continue from, as --resume asks; a run folder of something else is refused."""
     wanted = plan.settings.resume
     if wanted == "never":
@@ -226,8 +252,6 @@ def _find_checkpoint(plan: Plan, checkpoints: Checkpoints, progress: Progress) -
             if aside and (plan.run_dir / name).exists():
                 (plan.run_dir / name).rename(aside / name)
         return None
-    if (plan.run_dir / "config.json").exists():
-        _check_same_run(plan, read_config(plan.run_dir), progress)
     if wanted in ("auto", "must"):
         found = checkpoints.load()
         if found is None and wanted == "must":

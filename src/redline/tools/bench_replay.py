@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -164,7 +165,7 @@ def _measure(
     def storage(entries: int, layout: Layout) -> Storage:
         if where == "pinned":
             return Pinned(entries, layout, lanes, device, _say)
-        return OnDisk(scratch / f"{alpha}-{size}-{len(layout.shapes)}", entries, layout, lanes, _say)
+        return OnDisk(scratch / "file", entries, layout, lanes, _say)
 
     key = random.seed_key(2, device)
     host = HostRing(
@@ -175,6 +176,7 @@ def _measure(
         return size * rate(Loop(host, state, size, compiler, graph, writes=True).call, seconds, device)
     finally:
         host.close()
+        shutil.rmtree(scratch / "file", ignore_errors=True)
 
 
 def _example(rules: Rules, lanes: int, device: torch.device) -> Any:
