@@ -716,7 +716,7 @@ def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
     torch.manual_seed(2)
     again, other = trained(1), trained(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    for name in ("model.online.layers.0.weight", "rng.key", "replay.action", "replay.states.food", "envs.game.food"):
+    for name in ("model.online.layers.0.weight", "rng.key", "replay.step", "replay.states.food", "envs.game.food"):
         assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
 
 

@@ -151,7 +151,7 @@ def test_the_fast_paths_are_taken(trained: Trained) -> None:
 
 def test_random_actions_are_random(trained: Trained, looks_uniform: Callable[[Tensor], bool]) -> None:
     """A graph that froze its random numbers would play every replay alike."""
-    actions = trained.states[1]["replay.action"].view(ROWS, LANES)[GRAPHED:STEPS].to(torch.int64)
+    actions = (trained.states[1]["replay.step"][:, 1] & 255).view(ROWS, LANES)[GRAPHED:STEPS].to(torch.int64)
     choices = trained.session.learner.spec.num_actions
     counts = torch.bincount(actions.flatten(), minlength=choices)
     shares = counts / counts.sum()

@@ -117,6 +117,11 @@ class Ring:
         return float(size / (self.rows * self.lanes))
 
     @property
+    def reward(self) -> Tensor:
+        """Of every transition, (rows * lanes,) float32: the table itself."""
+        return self.tables["step"][:, 0].view(torch.float32)
+
+    @property
     def action(self) -> Tensor:
         """Of every transition, (rows * lanes,) int32."""
         return self.tables["step"][:, 1] & 255
