@@ -35,6 +35,7 @@ from torch import Tensor
 
 from redline.core.errors import StorageError
 from redline.core.faults import reach
+from redline.core.files import sync_folder
 
 FORMAT_VERSION = 1
 
@@ -106,7 +107,7 @@ class BlockFile:
                 reach("blocks.create")
                 file = cls(path, fd, layout, [0] * blocks, [])
                 os.rename(temporary, path)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 os.close(fd)
@@ -266,17 +267,6 @@ def _allocate(path: Path, fd: int, size: int) -> None:
             f"The replay file {path} needs {size:,} bytes and {free:,} are free ({os.strerror(error.errno).lower()}): "
             "take a smaller replay capacity, free some space, or choose another folder."
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not, sync a folder
-            raise
-    finally:
-        os.close(fd)
 
 
 def _recognise(path: Path, fd: int, layout: _Layout) -> None:

@@ -126,9 +126,8 @@ class HostRing(Ring):
         self.batch_size, self.batches, self.key = batch_size, batches, key
         lanes = state[0].shape[0]
         rows = capacity // lanes
-        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
         frames = rules.game.spec(rules.config).frames
-        if rows < (least := n_step + frames + 1 + self.margin):  # before a file is made for them
+        if rows < (least := n_step + frames + 1 + _SLOTS):  # before a file is made for them
             raise UserError(
                 f"replay_capacity is {capacity:,}; {lanes:,} environments with {n_step}-step returns in host memory need at "
                 f"least {lanes * least:,} transitions."
@@ -146,7 +145,7 @@ class HostRing(Ring):
         # Steps of a window whose records are gathered: its start, its end, those between, those whose frames it shows.
         self._offsets = (0, n_step, *range(1, n_step), *range(-1, -self.frames, -1))
         self.lead = AHEAD
-        self.margin = _SLOTS
+        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
         device, size, wide = self.device, self.layout.size, len(self._offsets) * batch_size
         self.outbox = torch.zeros(self.lanes, size, dtype=torch.uint8, device=device)
         self.places = torch.zeros(batches, wide, dtype=torch.int64, device=device)

@@ -111,17 +111,6 @@ def replace(path: Path, data: bytes) -> None:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not, sync a folder
-            raise
-    finally:
-        os.close(fd)
-
-
 def remove(path: Path) -> None:
     """Delete a file or folder as far as possible; what stays has a name nobody reads and goes at the next start."""
     if path.is_dir() and not path.is_symlink():
