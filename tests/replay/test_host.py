@@ -17,8 +17,9 @@ from redline.core import random
 from redline.core.errors import StorageError, UserError
 from redline.core.records import Batch, Episode, Step, leaves
 from redline.replay import host as module
+from redline.replay.courier import AHEAD, Storage
 from redline.replay.disk import FILE, OnDisk
-from redline.replay.host import AHEAD, HostRing, Pinned, Storage
+from redline.replay.host import HostRing, Pinned
 from redline.replay.layout import Layout
 
 CPU = torch.device("cpu")
@@ -160,7 +161,7 @@ def test_rows_after_the_checkpoint_are_not_learned_from_again(tmp_path: Path) ->
     play(Iterations(ring), naive, [[0]] * 5000)  # type: ignore[arg-type]
     saved = {name: tensor.clone() for name, tensor in ring.tensors().items()}
     play(Iterations(ring), naive, [[0]] * (2 * each))  # type: ignore[arg-type]
-    ring._wait(ring.iteration)
+    ring.courier.wait(ring.iteration)
     ring.storage._settle()  # type: ignore[attr-defined]
     ring.storage.file.close()  # type: ignore[attr-defined]  # as if killed: nothing more is committed
 
@@ -219,7 +220,7 @@ def save(ring: HostRing) -> dict[str, Tensor]:
 
 def killed(ring: HostRing) -> None:
     """As if the process was: nothing more is committed, the lock is gone."""
-    ring._wait(ring.iteration)
+    ring.courier.wait(ring.iteration)
     ring.storage._settle()  # type: ignore[attr-defined]
     ring.storage.file.close()  # type: ignore[attr-defined]
 
@@ -243,7 +244,7 @@ class Long:
 
     def wrong(self) -> int:
         """Rows that are said to be there and are not."""
-        self.ring._wait(self.ring.iteration)
+        self.ring.courier.wait(self.ring.iteration)
         written, place = int(self.ring.written), torch.arange(4096)
         row = written - 1 - (written - 1 - place) % 4096
         reward = self.ring.layout.view(self.ring.storage.records, "step")[:, 0].view(torch.float32)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.records import Step
-from redline.replay.host import AHEAD, HostRing, Pinned
+from redline.replay.courier import AHEAD
+from redline.replay.host import HostRing, Pinned
 
 
 class FilmHostRing(HostRing):

@@ -26,8 +26,9 @@ from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
 from redline.envs.batch import Rules
+from redline.replay.courier import Storage
 from redline.replay.disk import OnDisk
-from redline.replay.host import HostRing, Pinned, Storage
+from redline.replay.host import HostRing, Pinned
 from redline.replay.layout import Layout
 from redline.replay.priority import Priorities
 from redline.replay.ring import Ring

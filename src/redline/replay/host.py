@@ -1,23 +1,19 @@
 """The ring in the host's memory or in a file, for a learner on a device: what is played travels out, batches travel in.
 
     device   write ─► outbox     draws for later ─► places        inbox ─► sample
-                        │ copy stream                │               ▲
-    host             staging ─► records      places ─► gather ─► staging (pinned)      all by one worker thread
+                        │                             │              ▲
+    host                └────► records      places ───┴─► gather ────┘       see `courier`
 
-A row and the places drawn after it leave the device together. The worker stores the row, gathers the records of those
-places and sends them back; they are sampled AHEAD iterations later. So the worker has that long to deliver, the learner
-does not wait, and what is sampled does not depend on how fast anything ran: the same run gives the same samples. What must
-be at hand when a batch is put together (States before a truncation, priorities, counters) stays on the device.
+A row and the places drawn after it leave the device together; the records of those places come back AHEAD iterations later.
+So there is that long to deliver, the learner does not wait, and what is sampled does not depend on how fast anything ran: the
+same run gives the same samples. What must be at hand when a batch is put together (States before a truncation, priorities,
+counters) stays on the device.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +22,11 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Step
 from redline.envs.batch import Rules
+from redline.replay.courier import AHEAD, SLOTS, Box, Notify, Storage, courier, pinned
 from redline.replay.layout import Layout, Shape
 from redline.replay.ring import STEP, Fetched, Ring, Tables, ended_of
 
-Notify = Callable[[str], None]
-AHEAD = 3  # iterations between drawing a batch and learning from it
 _NONE = -(1 << 60)  # in place of rows that are to be drawn again
-_SLOTS = AHEAD + 1  # batches and rows under way
-
-
-class Storage(Protocol):
-    """Where records lie."""
-
-    records: Tensor  # (entries, size) uint8
-
-    def before_row(self, row: int) -> None: ...
-    def after_row(self, row: int) -> None: ...
-    def flush(self) -> None: ...
-    def lost(self, written: int) -> Tensor: ...
-    def histories(self) -> Tensor: ...
-    def begin_history(self, before: Tensor, written: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class Pinned:
@@ -80,26 +60,6 @@ class Pinned:
         """Nothing is held."""
 
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify) -> Tensor:
-    """Zeros in page-locked host memory for a CUDA device; in ordinary memory, and said so, where that cannot be had."""
-    if device.type == "cuda":
-        try:
-            return torch.zeros(shape, dtype=dtype, pin_memory=True)
-        except (RuntimeError, MemoryError) as error:
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-            notify(f"Replay in ordinary host memory, which copies slower: none could be page-locked ({reason[:120]}).")
-    return torch.zeros(shape, dtype=dtype)
-
-
-class _Slot(NamedTuple):
-    """Buffers of one row that travels out and one set of batches that travels in."""
-
-    row: Tensor  # (N, size) uint8, host
-    places: Tensor  # (batches, steps * B) int64, host
-    gathered: Tensor  # (batches, steps * B, size) uint8, host
-    arrived: Tensor  # the same on the device
-
-
 class HostRing(Ring):
     """A Ring whose tables are records of the host. `before` and `after` frame each iteration."""
 
@@ -127,7 +87,7 @@ class HostRing(Ring):
         lanes = state[0].shape[0]
         rows = capacity // lanes
         frames = rules.game.spec(rules.config).frames
-        if rows < (least := n_step + frames + 1 + _SLOTS):  # before a file is made for them
+        if rows < (least := n_step + frames + 1 + SLOTS):  # before a file is made for them
             raise UserError(
                 f"replay_capacity is {capacity:,}; {lanes:,} environments with {n_step}-step returns in host memory need at "
                 f"least {lanes * least:,} transitions."
@@ -145,39 +105,19 @@ class HostRing(Ring):
         # Steps of a window whose records are gathered: its start, its end, those between, those whose frames it shows.
         self._offsets = (0, n_step, *range(1, n_step), *range(-1, -self.frames, -1))
         self.lead = AHEAD
-        self.margin = _SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
+        self.margin = SLOTS  # oldest rows not drawn: a batch under way must be found again after a restart
         device, size, wide = self.device, self.layout.size, len(self._offsets) * batch_size
         self.outbox = torch.zeros(self.lanes, size, dtype=torch.uint8, device=device)
         self.places = torch.zeros(batches, wide, dtype=torch.int64, device=device)
         self.inbox = torch.zeros(batches, wide, size, dtype=torch.uint8, device=device)
-        drawn = torch.zeros(_SLOTS, batches, batch_size, dtype=torch.int64, device=device)
+        drawn = torch.zeros(SLOTS, batches, batch_size, dtype=torch.int64, device=device)
         self.drawn = {"row": drawn, "lane": drawn.clone(), "units": drawn.clone()}  # of the batches under way
         self.holes = torch.zeros(self.rows, dtype=torch.bool, device=device)  # rows of a file that were lost
         self.histories = self.storage.histories()  # of that file
         self.notify = notify
-        on_host: dict[str, Any] = {"device": device, "notify": notify}
-        self._slots = [
-            _Slot(
-                row=pinned((self.lanes, size), torch.uint8, **on_host),
-                places=pinned((batches, wide), torch.int64, **on_host),
-                gathered=pinned((batches, wide, size), torch.uint8, **on_host),
-                arrived=torch.zeros_like(self.inbox),
-            )
-            for _ in range(_SLOTS)
-        ]
-        self._cuda = device.type == "cuda"
-        self._threaded = self._cuda if threaded is None else threaded
-        if self._cuda:
-            self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
-            self._sent, self._ready, self._used = ([torch.cuda.Event() for _ in range(_SLOTS)] for _ in range(3))
+        box = Box(self.outbox, self.places, self.inbox)
+        self.courier = courier(self.storage, box, self.rows, notify, threaded)
         self.iteration = 0  # rows written, as the host counts them
-        self.waited = 0.0  # seconds the host waited for the worker: it runs ahead of the device, so this is no loss yet
-        self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # before and after the device's waits
-        self._delivered = 0  # rows the worker is done with
-        self._progress = threading.Condition()
-        self._failure: BaseException | None = None
-        self._jobs: SimpleQueue[tuple[int, bool] | None] = SimpleQueue()
-        self._worker: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------- on the device, in the graph
 
@@ -202,7 +142,7 @@ class HostRing(Ring):
         super().write(state, action, step)
         at = ((self.written - 1) % self.rows).view(1)
         self.holes.index_copy_(0, at, torch.zeros_like(at, dtype=torch.bool))
-        slot = ((self.written - 1) % _SLOTS).view(1)
+        slot = ((self.written - 1) % SLOTS).view(1)
         numbers = range(self.batches)
         drawn = [self._draw(random.fold(self.key, self.written * self.batches + number)) for number in numbers]
         for name, table in self.drawn.items():
@@ -218,7 +158,7 @@ class HostRing(Ring):
         del key
         assert size == self.batch_size
         which = (torch.zeros_like(self.written) if number is None else number % self.batches).view(1)
-        slot = ((self.written - 1 - AHEAD) % _SLOTS).view(1)
+        slot = ((self.written - 1 - AHEAD) % SLOTS).view(1)
         row, lane, units = (
             self.drawn[name].index_select(0, slot)[0].index_select(0, which)[0] for name in ("row", "lane", "units")
         )
@@ -290,116 +230,17 @@ class HostRing(Ring):
     # ------------------------------------------------------------------------------------------------------ on the host
 
     def before(self) -> None:
-        """Have this iteration's batches in the inbox. Waits only for a worker that is late."""
-        self._raise()
-        if self._cuda and self.iteration:  # the row before must have left before the next is laid out
-            torch.cuda.current_stream().wait_event(self._sent[(self.iteration - 1) % _SLOTS])
-        wanted = self.iteration - AHEAD
-        if wanted < 0:
-            return
-        self._wait(wanted + 1)
-        slot = wanted % _SLOTS
-        if self._cuda:
-            with self._timing():
-                torch.cuda.current_stream().wait_event(self._ready[slot])
-        self.inbox.copy_(self._slots[slot].arrived)
-        if self._cuda:
-            self._used[slot].record()
+        """Have this iteration's batches in the inbox."""
+        self.courier.fetch(self.iteration)
 
     def after(self) -> None:
-        """Send out the row just written and the places drawn; the worker does the rest."""
-        number = self.iteration
-        self._wait(number - AHEAD)  # its buffers are free
-        slot = number % _SLOTS
-        self._send(slot)
+        """Send out the row just written and the places drawn."""
+        self.courier.send(self.iteration)
         self.iteration += 1
-        self._do(number, True)
-
-    def _send(self, slot: int) -> None:
-        buffers = self._slots[slot]
-        if not self._cuda:
-            buffers.row.copy_(self.outbox)
-            buffers.places.copy_(self.places)
-            return
-        self._out.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._out):
-            buffers.row.copy_(self.outbox, non_blocking=True)
-            buffers.places.copy_(self.places, non_blocking=True)
-            self._sent[slot].record()
-
-    def _do(self, number: int, stores: bool) -> None:
-        if not self._threaded:
-            self._handle(number, stores)
-            return
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name="replay", daemon=True)
-            self._worker.start()
-        self._jobs.put((number, stores))
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._handle(*job)
-            except BaseException as error:  # raised again where the learner waits
-                with self._progress:
-                    self._failure = error
-                    self._progress.notify_all()
-                return
-
-    def _handle(self, number: int, stores: bool) -> None:
-        """Store the row of that number, then gather and send the batches drawn after it."""
-        slot = number % _SLOTS
-        buffers = self._slots[slot]
-        if self._cuda:
-            self._sent[slot].synchronize()
-            self._ready[slot].synchronize()  # what was gathered there before has left
-        if stores:
-            first = (number % self.rows) * self.lanes
-            self.storage.before_row(number)
-            self.storage.records[first : first + self.lanes].copy_(buffers.row)
-            self.storage.after_row(number)
-        whole = buffers.gathered.view(-1, self.layout.size)
-        torch.index_select(self.storage.records, 0, buffers.places.view(-1), out=whole)
-        if self._cuda:
-            with torch.cuda.stream(self._in):
-                self._in.wait_event(self._used[slot])
-                buffers.arrived.copy_(buffers.gathered, non_blocking=True)
-                self._ready[slot].record()
-        else:
-            buffers.arrived.copy_(buffers.gathered)
-        with self._progress:
-            self._delivered = number + 1
-            self._progress.notify_all()
-
-    @contextmanager
-    def _timing(self) -> Iterator[None]:
-        if self.timed is None:
-            yield
-            return
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        yield
-        end.record()
-        self.timed.append((start, end))
-
-    def _wait(self, rows: int) -> None:
-        """Until the worker is done with so many rows."""
-        if self._delivered >= rows:
-            return
-        started = time.perf_counter()
-        with self._progress:
-            self._progress.wait_for(lambda: self._delivered >= rows or self._failure)
-        self.waited += time.perf_counter() - started
-        self._raise()
-
-    def _raise(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def flush(self) -> None:
         """All rows sent so far are in the records, and the records are where they belong."""
-        self._wait(self.iteration)
-        self.storage.flush()
+        self.courier.flush(self.iteration)
 
     def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A checkpoint's tensors with room for what is under way; of batches of another size nothing is kept."""
@@ -408,7 +249,7 @@ class HostRing(Ring):
 
     def loaded(self) -> bool:
         """After a checkpoint was copied into `tensors`: gather again what was under way. False: nothing is left of it."""
-        self.iteration = self._delivered = int(self.written)
+        self.iteration = self.courier.delivered = int(self.written)
         self.storage.begin_history(self.histories, self.iteration)
         self.histories.copy_(self.storage.histories())
         held = min(self.iteration, self.rows)
@@ -425,19 +266,17 @@ class HostRing(Ring):
         if bool((self.drawn["row"] == _NONE).any()) and self.iteration > self.n_step:
             self._draw_again()
         first = max(0, self.iteration - AHEAD)
-        self._delivered = first
+        self.courier.delivered = first
         for number in range(first, self.iteration):
-            slot = number % _SLOTS
-            for batch in range(self.batches):
-                row, lane = (self.drawn[name][slot, batch] for name in ("row", "lane"))
-                self._slots[slot].places[batch].copy_(self._places(row, lane))
-            self._do(number, False)
-        self._wait(self.iteration)
+            row, lane = (self.drawn[name][number % SLOTS] for name in ("row", "lane"))
+            places = [self._places(*where) for where in zip(row, lane, strict=True)]
+            self.courier.send_again(number, torch.stack(places))
+        self.courier.wait(self.iteration)
         return True
 
     def _draw_again(self) -> None:
         """Other batches in place of those that were under way."""
-        for slot in range(_SLOTS):
+        for slot in range(SLOTS):
             for number in range(self.batches):
                 found = self._draw(random.fold(self.key, -1 - slot * self.batches - number))
                 for name, values in found.items():
@@ -459,14 +298,11 @@ class HostRing(Ring):
         if self.priorities is not None:
             self.priorities.clear()
         self.holes.zero_()
-        self.iteration = self._delivered = 0
+        self.iteration = self.courier.delivered = 0
         self.storage.begin_history(self.histories, 0)
         self.histories.copy_(self.storage.histories())
 
     def close(self) -> None:
         """Stop the worker and let go of what is held."""
-        if self._worker is not None:
-            self._jobs.put(None)
-            self._worker.join()
-            self._worker = None
+        self.courier.close()
         self.storage.close()

@@ -20,8 +20,9 @@ from redline.engine import fast, hardware
 from redline.envs import batch, make_rules
 from redline.envs.batch import Rules
 from redline.games import load as load_game
+from redline.replay.courier import Storage
 from redline.replay.disk import OnDisk
-from redline.replay.host import HostRing, Pinned, Storage
+from redline.replay.host import HostRing, Pinned
 from redline.replay.layout import Layout
 from redline.replay.priority import UNIT
 from redline.replay.ring import Ring
@@ -168,9 +169,9 @@ def _measure(
         return OnDisk(scratch / "file", entries, layout, lanes, _say)
 
     key = random.seed_key(2, device)
-    host = HostRing(
-        rules, state, capacity, 1, 0.99, key, size, 1, storage, alpha=alpha, finals=1, notify=_say, threaded=True
-    )
+    threaded = None if device.type == "cuda" else True
+    how: dict[str, Any] = {"alpha": alpha, "finals": 1, "notify": _say, "threaded": threaded}
+    host = HostRing(rules, state, capacity, 1, 0.99, key, size, 1, storage, **how)
     host.storage.records.random_(0, 2)  # pages that were never written would all be the same one
     try:
         return size * rate(Loop(host, state, size, compiler, graph, writes=True).call, seconds, device)
