@@ -91,8 +91,9 @@ def test_a_continued_run_is_sent_the_same_batches(prioritized: bool, tmp_path: P
         assert torch.equal(tensor, theirs.tensors()[name]), name
 
 
-def test_priorities_are_the_same_on_both() -> None:
-    trees = [Priorities(5000, device) for device in (CPU, CUDA)]
+@pytest.mark.parametrize("top", [16, 1 << 16])
+def test_priorities_are_the_same_on_both(top: int) -> None:
+    trees = [Priorities(5000, device, top) for device in (CPU, CUDA)]
     for number in range(20):
         place = random.below(random.bits(random.seed_key(number), torch.arange(700)), 5000).unique()
         units = random.below(random.bits(random.seed_key(number + 100), place), 2**31 - 1).to(torch.int32)

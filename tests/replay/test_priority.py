@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from redline.core import random
-from redline.replay.priority import CHILDREN, UNIT, Priorities
+from redline.replay.priority import CHILDREN, TOP, UNIT, Priorities
 
 CPU = torch.device("cpu")
 SIZES = [1, 15, 16, 17, 256, 257, 5000]
@@ -27,8 +27,8 @@ def integers(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def filled(units: Sequence[int]) -> Priorities:
-    found = Priorities(len(units), CPU)
+def filled(units: Sequence[int], top: int = CHILDREN) -> Priorities:
+    found = Priorities(len(units), CPU, top)
     found.set(torch.arange(len(units)), integers(units))
     return found
 
@@ -41,7 +41,6 @@ def assert_sums(priorities: Priorities, units: Sequence[int]) -> None:
         padded = expected + [0] * (level.numel() - len(expected))
         assert level.tolist() == padded, f"level {number}"
         expected = [sum(padded[start : start + CHILDREN]) for start in range(0, len(padded), CHILDREN)]
-    assert len(expected) == 1
     assert priorities.total.dtype == torch.int64
     assert priorities.total.item() == sum(units)
 
@@ -74,20 +73,30 @@ def place_of(target: int, units: Sequence[int]) -> int:
     ("size", "levels"), [(1, 1), (15, 1), (16, 1), (17, 2), (256, 2), (257, 3), (4096, 3), (5000, 4)]
 )
 def test_shape_of_the_tree(size: int, levels: int) -> None:
-    priorities = Priorities(size, CPU)
+    priorities = Priorities(size, CPU, top=CHILDREN)
     assert [x.dtype for x in priorities.levels] == [torch.int32] + [torch.int64] * (levels - 1)
     assert priorities.levels[0].numel() >= size
     assert priorities.levels[-1].numel() == CHILDREN
+    assert len(Priorities(size, CPU).levels) == 1  # a few thousand are searched without a tree
     assert_sums(priorities, [0] * size)
     assert set(priorities.tensors()) == {"highest"} | {f"level{k}" for k in range(levels)}
     assert priorities.highest.item() == UNIT
+
+
+@given(units=st.lists(st.integers(0, MOST), min_size=1, max_size=600), seed=st.integers(0, 1000))
+def test_where_the_tree_ends_changes_no_draw(units: list[int], seed: int) -> None:
+    key = random.seed_key(seed)
+    expected = filled(units).draw(key, 50)
+    for top in (CHILDREN**2, TOP):
+        found = filled(units, top).draw(key, 50)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @given(data=st.data())
 def test_sums_stay_those_of_a_list(size: int, data: st.DataObject) -> None:
     """Any mixture of single places, spans and clearing, looked at after each."""
-    priorities, model = Priorities(size, CPU), [0] * size
+    priorities, model = Priorities(size, CPU, top=CHILDREN), [0] * size
     some_units = st.one_of(st.just(0), st.integers(0, 100), st.sampled_from([MOST - 1, MOST]), st.integers(0, MOST))
     for _ in range(data.draw(st.integers(1, 8), label="operations")):
         operation = data.draw(st.sampled_from(["set", "set", "span", "span", "clear"]), label="operation")
@@ -124,7 +133,7 @@ def test_a_span_changes_its_own_places_only(first: int, count: int) -> None:
 def test_a_million_updates_leave_no_drift() -> None:
     """Large and small units in turn: sums of float32 would be off by millions."""
     size, each = 5000, 2000
-    priorities = Priorities(size, CPU)
+    priorities = Priorities(size, CPU, top=CHILDREN)
     generator = torch.Generator().manual_seed(0)
     for number in range(1_000_000 // each):
         place = torch.randperm(size, generator=generator)[:each]
@@ -137,7 +146,7 @@ def test_a_million_updates_leave_no_drift() -> None:
 
 def test_bytes_needed_are_about_those_held() -> None:
     for size in (5000, 123_457):
-        held = sum(x.numel() * x.element_size() for x in Priorities(size, CPU).tensors().values())
+        held = sum(x.numel() * x.element_size() for x in Priorities(size, CPU, top=CHILDREN).tensors().values())
         assert Priorities.bytes_needed(size) == pytest.approx(held, rel=0.1)
 
 
@@ -245,7 +254,7 @@ def test_a_leaf_of_no_units_is_never_drawn(size: int, high: int) -> None:
 def test_the_only_place_is_always_drawn(size: int, where: str) -> None:
     only = {"first": 0, "middle": size // 2, "last": size - 1}[where]
     for units in (1, MOST):
-        priorities = Priorities(size, CPU)
+        priorities = Priorities(size, CPU, top=CHILDREN)
         priorities.set(torch.tensor([only]), integers([units]))
         place, found = priorities.draw(random.seed_key(6), 50)
         assert (place == only).all()
@@ -255,7 +264,7 @@ def test_the_only_place_is_always_drawn(size: int, where: str) -> None:
 def test_totals_beyond_what_a_double_holds() -> None:
     """Four million places of 2**31 - 1 units, each thousandth of none: the total has 54 bits, and every draw is exact."""
     size = 4_300_000
-    priorities = Priorities(size, CPU)
+    priorities = Priorities(size, CPU, top=CHILDREN)
     priorities.set_span(torch.tensor(0), size, torch.tensor(MOST, dtype=torch.int32))
     empty = torch.arange(0, size, 1000)
     priorities.set(empty, torch.zeros_like(empty, dtype=torch.int32))
@@ -275,7 +284,7 @@ def test_totals_beyond_what_a_double_holds() -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 7, 512])
 def test_nothing_to_draw_is_harmless(size: int, count: int) -> None:
-    priorities = Priorities(size, CPU)
+    priorities = Priorities(size, CPU, top=CHILDREN)
     for _ in range(2):  # never filled, and cleared
         place, units = priorities.draw(random.seed_key(1), count)
         assert ((place >= 0) & (place < size)).all()
@@ -317,7 +326,7 @@ def test_drawing_changes_nothing() -> None:
 
 def noted(errors: Sequence[float], alpha: float) -> tuple[list[int], int]:
     """Units of the errors, and what a new place gets afterwards."""
-    priorities = Priorities(4, CPU)
+    priorities = Priorities(4, CPU, top=CHILDREN)
     units = priorities.note(torch.tensor(errors, dtype=torch.float32), alpha)
     assert units.dtype == torch.int32
     assert priorities.highest.dtype == torch.int32
@@ -362,7 +371,7 @@ def test_one_bad_error_does_not_spoil_the_others() -> None:
 
 
 def test_the_highest_only_rises() -> None:
-    priorities, seen = Priorities(4, CPU), []
+    priorities, seen = Priorities(4, CPU, top=CHILDREN), []
     for error in (0.5, 3.0, 2.0, math.inf, math.nan, -7.0, 0.0):
         priorities.note(torch.tensor([error, 0.1]), 1.0)
         seen.append(priorities.highest.item() / UNIT)
@@ -403,5 +412,5 @@ def test_any_error_gives_units_that_can_be_drawn(errors: list[float], alpha: flo
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_errors_of_any_precision(dtype: torch.dtype) -> None:
-    units = Priorities(4, CPU).note(torch.tensor([0.5, -2.0, 0.0, math.nan], dtype=dtype), 1.0)
+    units = Priorities(4, CPU, top=CHILDREN).note(torch.tensor([0.5, -2.0, 0.0, math.nan], dtype=dtype), 1.0)
     assert units.tolist() == [UNIT // 2, 2 * UNIT, 1, 1]

@@ -2,7 +2,8 @@
 
 A priority is a number of units, 1 to 2**31 - 1, in an int32 leaf; 0 is a leaf that cannot be drawn. A node above is the sum
 of its 16 children, int64, computed anew from them whenever one changes. Sums of integers are exact in any order, so they
-never drift, equal each other on every device, and a draw below the total always ends at a leaf that can be drawn.
+never drift, equal each other on every device, and a draw below the total always ends at a leaf that can be drawn. The tree
+ends where few enough nodes are left: a search in their running sum is faster than more levels.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from redline.core import random
 
 CHILDREN = 16
 UNIT = 1 << 16  # units of a priority of 1: priorities from 1/65536 to 32767 are told apart
+TOP = 1 << 16  # nodes of the uppermost level, at most
 _MOST = 2.0**31 - 128  # the largest float32 an int32 can hold
 
 
 class Priorities:
     """Priorities of `size` places."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, top: int = TOP) -> None:
         self.size, self.device = size, device
         self.levels: list[Tensor] = []  # leaves first; each as long as a multiple of CHILDREN
         length, dtype = size, torch.int32
         while True:
             whole = -(-length // CHILDREN)
             self.levels.append(torch.zeros(whole * CHILDREN, dtype=dtype, device=device))
-            if whole == 1:
+            if length <= top:
                 break
             length, dtype = whole, torch.int64
         self.highest = torch.full((), UNIT, dtype=torch.int32, device=device)  # what a new place gets
@@ -58,7 +60,8 @@ class Priorities:
         Stratified: the total is cut into `count` equal parts and one place is drawn from each. With a total of 0 nothing
         can be drawn; the places are then meaningless and their units 0.
         """
-        total, number = self.total, torch.arange(count, device=self.device)
+        reached = self.levels[-1].cumsum(0, dtype=torch.int64)
+        total, number = reached[-1], torch.arange(count, device=self.device)
         share = torch.div(total, count, rounding_mode="floor")
         left = total - share * count
         start = share * number + torch.minimum(number, left)
@@ -68,8 +71,9 @@ class Priorities:
         extent = (share + (number < left).to(torch.int64)).clamp(min=1)
         bits = (random.bits(key, 2 * number) << 31) | (random.bits(key, 2 * number + 1) >> 1)  # 63 of them
         rest = torch.minimum(start + bits % extent, (total - 1).clamp(min=0))
-        node = torch.zeros_like(rest)
-        for level in reversed(self.levels):
+        node = torch.searchsorted(reached, rest, right=True).clamp(max=len(reached) - 1)
+        rest = rest - torch.where(node > 0, reached[node - 1], 0)
+        for level in reversed(self.levels[:-1]):
             node = node.clamp(max=len(level) // CHILDREN - 1)  # (beyond it only where there is nothing to draw)
             sums = level.view(-1, CHILDREN)[node].to(torch.int64)  # (count, CHILDREN)
             passed = sums.cumsum(1) <= rest.unsqueeze(1)
