@@ -39,7 +39,7 @@ def fixed_values(learner: Learner, online: list[float], target: list[float] | No
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.zero_()
-            net.head.out.bias[: len(values)] = torch.tensor(values)
+            net.dense.head.out.bias[: len(values)] = torch.tensor(values)
 
 
 def batch_of(action: list[int], reward: list[float], discount: list[float], weight: list[float] | None = None) -> Batch:
@@ -314,7 +314,7 @@ def test_acting_sees_new_weights_at_once() -> None:
         assert (learner.policy(obs) == action).all()
         assert (learner.act(obs) == action).all()
     learner.optimizer.flat.zero_()  # the vector the optimizer steps is the network
-    learner.online.head.out.bias.data[2] = 1.0
+    learner.online.dense.head.out.bias.data[2] = 1.0
     assert (learner.act(obs) == 2).all()
     gradients = [torch.zeros_like(p) for p in learner.online.parameters()]
     gradients[-1][0] = -1.0  # Adam's first steps are as long as the learning rate
@@ -377,7 +377,7 @@ def test_hard_copy_every_period() -> None:
         if update % 3 == 0:
             start = learner.optimizer.flat.clone()
         assert torch.equal(learner.target_flat, start), f"after {update} updates"
-        assert torch.equal(learner.target.head.out.bias, learner.target_flat[-8:]), "the network is not the vector"
+        assert torch.equal(learner.target.dense.head.out.bias, learner.target_flat[-8:]), "the network is not the vector"
         assert torch.equal(learner.target_flat, learner.optimizer.flat) == (update % 3 == 0)
 
 
@@ -716,7 +716,7 @@ def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
     torch.manual_seed(2)
     again, other = trained(1), trained(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    for name in ("model.online.layers.0.weight", "rng.key", "replay.step", "replay.states.food", "envs.game.food"):
+    for name in ("model.online.dense.layers.0.weight", "rng.key", "replay.step", "replay.states.food", "envs.game.food"):
         assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
 
 

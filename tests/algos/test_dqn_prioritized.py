@@ -413,7 +413,7 @@ def test_what_is_ranked_is_part_of_what_comes_next() -> None:
     ranks(sessions[1].learner).set(place, (place * 1000 + 1).to(torch.int32))
     for session in sessions:
         session.iterate(3)
-    assert "model.online.head.out.bias" in differences(*(saved(session) for session in sessions))
+    assert "model.online.dense.head.out.bias" in differences(*(saved(session) for session in sessions))
 
 
 def test_a_session_continued_without_its_memory_fills_it_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ from redline.core.records import Spec
 
 def spec_of(shape: tuple[int, ...], num_actions: int = 4, scale: float = 0.5) -> Spec:
     return Spec(shape, torch.uint8, (scale,) * shape[0], 9, num_actions, "points")
+
+
+def build(spec: Spec, kind: Any, hidden: tuple[int, ...], dueling: bool, seed: int, **more: Any) -> Any:
+    return nets.build(spec, nets.NetConfig(net=kind, hidden=hidden, **more), seed, dueling=dueling)
 
 
 def observations(spec: Spec, count: int = 5) -> Tensor:
@@ -42,7 +47,7 @@ def observations(spec: Spec, count: int = 5) -> Tensor:
 )
 def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: bool) -> None:
     spec = spec_of(shape, num_actions=3)
-    net = nets.build(spec, kind, (16, 24), dueling, seed=1)
+    net = build(spec, kind, (16, 24), dueling, seed=1)
     values = net(observations(spec))
     assert (values.shape, values.dtype) == ((5, 3), torch.float32)
     assert values.std(0).min() > 0, "the observation does not reach the output"
@@ -52,7 +57,7 @@ def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: boo
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_a_batch_equals_its_singles(kind: str) -> None:
     spec = spec_of((3, 6, 5))
-    net, obs = nets.build(spec, kind, (16,), True, seed=1), observations(spec)
+    net, obs = build(spec, kind, (16,), True, seed=1), observations(spec)
     singles = torch.cat([net(obs[i : i + 1]) for i in range(len(obs))])
     torch.testing.assert_close(net(obs), singles, rtol=1e-5, atol=1e-6)
 
@@ -60,34 +65,34 @@ def test_a_batch_equals_its_singles(kind: str) -> None:
 def test_mlp_against_plain_products() -> None:
     """The same numbers by hand: scaled, flattened, padded with zeros, linear and rectified twice, four outputs kept."""
     spec = spec_of((3, 2, 2))
-    net, obs = nets.build(spec, "mlp", (16, 8), False, seed=3), observations(spec)
+    net, obs = build(spec, "mlp", (16, 8), False, seed=3), observations(spec)
     x = torch.cat([obs.flatten(1).float() * 0.5, torch.zeros(5, 4)], 1)
-    for layer in net.layers:
+    for layer in net.dense.layers:
         x = (x @ layer.weight.T + layer.bias).clamp(min=0)
-    expected = (x @ net.head.out.weight.T + net.head.out.bias)[:, :4]
+    expected = (x @ net.dense.head.out.weight.T + net.dense.head.out.bias)[:, :4]
     torch.testing.assert_close(net(obs), expected)
 
 
 def test_cnn_against_plain_convolutions() -> None:
     spec = spec_of((2, 5, 6))
-    net, obs = nets.build(spec, "cnn", (99, 8), False, seed=3), observations(spec)
+    net, obs = build(spec, "cnn", (99, 8), False, seed=3), observations(spec)
     first, second = net.convs
     x = F.relu(F.conv2d(obs.float() * 0.5, first.weight, first.bias, padding=1))
     x = F.relu(F.conv2d(x, second.weight, second.bias, stride=2, padding=1))
     assert x.shape == (5, 64, 3, 3)
-    x = F.relu(net.layers[0](x.flatten(1)))
+    x = F.relu(net.dense.layers[0](x.flatten(1)))
     assert x.shape == (5, 8), "a CNN takes the last of the widths"
-    torch.testing.assert_close(net(obs), net.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(net(obs), net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("inputs", "padded"), [(300, 304), (8, 8), (1, 8), (9, 16)])
 def test_inputs_and_outputs_are_padded_to_rows_of_eight(inputs: int, padded: int) -> None:
     spec = spec_of((inputs,), num_actions=5)
-    net = nets.build(spec, "mlp", (16,), False, seed=0)
-    assert net.layers[0].in_features == padded
-    assert net.head.out.out_features == 8
-    assert nets.build(spec_of((4,), num_actions=8), "mlp", (16,), True, seed=0).head.out.out_features == 16
-    padding = net.layers[0].weight.detach()[:, inputs:]
+    net = build(spec, "mlp", (16,), False, seed=0)
+    assert net.dense.layers[0].in_features == padded
+    assert net.dense.head.out.out_features == 8
+    assert build(spec_of((4,), num_actions=8), "mlp", (16,), True, seed=0).dense.head.out.out_features == 16
+    padding = net.dense.layers[0].weight.detach()[:, inputs:]
     changed = net(observations(spec))
     with torch.no_grad():
         padding.fill_(1e6)
@@ -120,7 +125,7 @@ def test_scale_is_applied_by_channel() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_reduced_precision_gives_float32_values(kind: str) -> None:
     spec = spec_of((3, 6, 6))
-    net, obs = nets.build(spec, kind, (16,), False, seed=0), observations(spec)
+    net, obs = build(spec, kind, (16,), False, seed=0), observations(spec)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         values = net(obs)
     assert values.dtype == torch.float32
@@ -139,7 +144,7 @@ def test_reduced_precision_gives_float32_values(kind: str) -> None:
     ],
 )
 def test_auto_chooses_by_the_spec(shape: tuple[int, ...], kind: type[nn.Module]) -> None:
-    net = nets.build(spec_of(shape), "auto", (16,), False, seed=0)
+    net = build(spec_of(shape), "auto", (16,), False, seed=0)
     assert type(net) is kind
     assert net(observations(spec_of(shape))).shape == (5, 4)
 
@@ -149,7 +154,7 @@ def test_every_game_has_a_net(variant: object) -> None:
     config = game.Config(**variant.options)  # type: ignore[attr-defined]
     spec = game.spec(config)
     state = game.init(config, torch.arange(3, dtype=torch.int32))
-    assert nets.build(spec, "auto", (16,), False, seed=0)(game.observe(config, state)).shape == (3, spec.num_actions)
+    assert build(spec, "auto", (16,), False, seed=0)(game.observe(config, state)).shape == (3, spec.num_actions)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -157,7 +162,7 @@ def test_weights_depend_on_the_seed_alone(kind: str) -> None:
     def weights(seed: int, noise: int) -> dict[str, Tensor]:
         torch.manual_seed(noise)
         torch.rand(noise)
-        return nets.build(spec_of((2, 6, 6)), kind, (16, 8), False, seed).state_dict()
+        return build(spec_of((2, 6, 6)), kind, (16, 8), False, seed).state_dict()
 
     first, again, other = weights(5, noise=1), weights(5, noise=2), weights(6, noise=1)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -170,7 +175,7 @@ def test_building_leaves_the_global_random_numbers_alone() -> None:
     torch.manual_seed(11)
     expected = torch.rand(4)
     torch.manual_seed(11)
-    nets.build(spec_of((2, 6, 6)), "cnn", (16,), False, seed=5)
+    build(spec_of((2, 6, 6)), "cnn", (16,), False, seed=5)
     assert torch.equal(torch.rand(4), expected)
 
 
@@ -178,5 +183,5 @@ def test_building_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None
     """`torch.manual_seed` would seed every GPU too, and only the CPU's numbers are put back."""
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", asked.append)
-    nets.build(spec_of((7,)), "mlp", (16,), False, seed=5)
+    build(spec_of((7,)), "mlp", (16,), False, seed=5)
     assert asked == []

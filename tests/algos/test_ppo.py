@@ -79,7 +79,7 @@ def test_loss_against_a_plain_reference() -> None:
     play(learner, rules, 4)
     learner.prepare()
     with torch.no_grad():  # as after some steps: the policy is no longer the one that played
-        learner.net.body.head.out.weight.normal_(std=0.15, generator=torch.Generator().manual_seed(1))
+        learner.net.body.dense.head.out.weight.normal_(std=0.15, generator=torch.Generator().manual_seed(1))
     learner.progress.fill_(0.5)
     index = torch.arange(0, 64, 3)
     loss, measured = learner.loss(index)
@@ -178,7 +178,7 @@ def test_the_session_tells_how_far_training_is() -> None:
 
 
 def test_return_statistics_follow_what_is_seen() -> None:
-    net = nets.build_actor_critic(probe(paid_by_place).game.spec(None), "mlp", (8,), 0, 0.5)
+    net = nets.build_actor_critic(probe(paid_by_place).game.spec(None), nets.NetConfig("mlp", (8,)), 0, 0.5)
     generator = torch.Generator().manual_seed(0)
     seen = [torch.randn(50, generator=generator) * scale + scale for scale in (1.0, 3.0, 10.0)]
     for values in seen:
@@ -247,7 +247,7 @@ def test_entropy_counts_legal_actions_only() -> None:
 
 def test_a_state_without_legal_actions_gives_numbers() -> None:
     for spec in (Spec((5,), torch.uint8, (1.0,) * 5, 1, 3, "points", masked=True), AFTER):
-        net = nets.build_actor_critic(spec, "auto", (8,), 0, 0.9)
+        net = nets.build_actor_critic(spec, nets.NetConfig("auto", (8,)), 0, 0.9)
         logits, value = net(torch.ones(2, *spec.obs_shape), torch.zeros(2, spec.num_actions, dtype=torch.bool))
         assert torch.isfinite(logits.log_softmax(1)).all()
         assert torch.isfinite(value).all()
@@ -263,13 +263,13 @@ def rows_of(count: int) -> Tensor:
 
 
 def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
-    net, obs = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9), rows_of(6)
+    net, obs = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False), rows_of(6)
     values = net(obs)
     for b in range(6):
         for a in range(4):
             x = torch.cat([obs[b, a] * torch.tensor(AFTER.obs_scale), torch.zeros(3)])
-            x = (net.row.layers[0].weight @ x + net.row.layers[0].bias).clamp(min=0)
-            following = net.row.head.out.weight[0] @ x + net.row.head.out.bias[0]
+            x = (net.row.dense.layers[0].weight @ x + net.row.dense.layers[0].bias).clamp(min=0)
+            following = net.row.dense.head.out.weight[0] @ x + net.row.dense.head.out.bias[0]
             assert values[b, a].item() == pytest.approx((obs[b, a, 0] + 0.9 * following).item(), abs=1e-5)
 
 
@@ -279,7 +279,7 @@ def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
 )
 def test_chosen_is_what_all_values_hold(spec: Spec, hidden: tuple[int, ...]) -> None:
     for kind in ("mlp", "cnn"):
-        net = nets.build(spec, kind, hidden, False, seed=1, gamma=0.9)
+        net = nets.build(spec, nets.NetConfig(kind, hidden), seed=1, gamma=0.9, dueling=False)
         obs = torch.rand(9, *spec.obs_shape, generator=torch.Generator().manual_seed(2))
         action = torch.arange(9) % 4
         torch.testing.assert_close(net.chosen(obs, action), net(obs).gather(1, action.unsqueeze(1)).squeeze(1))
@@ -289,16 +289,16 @@ def test_rows_may_come_in_any_order() -> None:
     """Values and logits move with their rows; the value of the state stays."""
     obs, order = rows_of(7), torch.tensor([2, 0, 3, 1])
     legal = torch.rand(7, 4, generator=torch.Generator().manual_seed(4)) < 0.6
-    net = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9)
+    net = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False)
     torch.testing.assert_close(net(obs[:, order], legal[:, order]), net(obs, legal)[:, order])
-    both = nets.build_actor_critic(AFTER, "auto", (16,), 1, 0.9)
+    both = nets.build_actor_critic(AFTER, nets.NetConfig("auto", (16,)), 1, 0.9)
     (logits, value), (moved, same) = both(obs, legal), both(obs[:, order], legal[:, order])
     torch.testing.assert_close(moved, logits[:, order])
     torch.testing.assert_close(same, value)
 
 
 def test_the_value_of_a_state_is_that_of_its_policy() -> None:
-    net, obs = nets.build_actor_critic(AFTER, "auto", (16,), 1, 0.9), rows_of(5)
+    net, obs = nets.build_actor_critic(AFTER, nets.NetConfig("auto", (16,)), 1, 0.9), rows_of(5)
     net.follow(torch.tensor([2.0, 6.0]))  # mean 4, deviation 2
     legal = torch.tensor([[True, True, False, True]] * 5)
     logits, value = net(obs, legal)
@@ -308,19 +308,19 @@ def test_the_value_of_a_state_is_that_of_its_policy() -> None:
         worth = [obs[b, a, 0].item() + 0.9 * (4 + 2 * out[b, a, 1].item()) for a in range(4)]
         expected = sum(p * w for p, w in zip(chance, worth, strict=True)) / sum(chance)
         assert value[b].item() == pytest.approx(expected, rel=1e-4)
-    gradients = torch.autograd.grad(value.sum(), net.body.row.head.out.bias)[0]
+    gradients = torch.autograd.grad(value.sum(), net.body.row.dense.head.out.bias)[0]
     assert gradients[0] == 0, "the value must not teach the policy"
     assert gradients[1] > 0
     assert torch.equal(logits == -1e9, ~legal)
 
 
 def test_learning_values_of_the_actions_taken_runs_one_row_each() -> None:
-    net, seen = nets.build(AFTER, "auto", (16,), False, seed=1, gamma=0.9), []
+    net, seen = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False), []
     net.row.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
     net.chosen(rows_of(6), torch.zeros(6, dtype=torch.int64))
     assert seen == [(6, 5)]
     with pytest.raises(UserError, match="dueling is on"):
-        nets.build(AFTER, "auto", (16,), True, seed=1, gamma=0.9)
+        nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=True)
 
 
 # ---- Small games whose best play is known
@@ -487,7 +487,7 @@ def test_the_last_row_is_followed_by_the_value_of_the_state_it_led_to(cut_at: in
     rules = probe(choose_then_earn, cut_at=cut_at)
     learner = learner_of(dataclasses.replace(TINY, rollout=3), rules)
     with torch.no_grad():
-        learner.net.body.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
+        learner.net.body.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
     play(learner, rules, 3)
     learner.prepare()
     last = slice(2 * LANES, 3 * LANES)
@@ -557,7 +557,7 @@ def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
         found.append(state_of(session))
     first, again, other = found
     assert all(torch.equal(first[name], again[name]) for name in first)
-    for name in ("model.body.layers.0.weight", "rng.key", "envs.game.food"):
+    for name in ("model.body.dense.layers.0.weight", "rng.key", "envs.game.food"):
         assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
 
 

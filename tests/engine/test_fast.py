@@ -392,7 +392,7 @@ def test_compiled_equals_eager() -> None:
         session.learner.acted.fill_(10**9)  # long past all exploration, but for a thousandth
         session.learner.online.requires_grad_(False)
         session.learner.optimizer.flat.zero_()
-        session.learner.online.head.out.bias[2] = 1.0
+        session.learner.online.dense.head.out.bias[2] = 1.0
         session._collect()
         newest = (session.learner.memory.written - 1) % session.learner.memory.rows
         actions = session.learner.memory.action.view(-1, 8)[newest]

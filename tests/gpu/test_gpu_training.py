@@ -182,7 +182,7 @@ def test_acting_sees_new_weights(trained: Trained) -> None:
         learner.acted.fill_(2 * LONG // LANES)
         with torch.no_grad():
             learner.optimizer.flat.zero_()
-            learner.online.head.out.bias[action] = 1.0
+            learner.online.dense.head.out.bias[action] = 1.0
         trained.session.iterate(1)
         newest = (memory.written - 1) % memory.rows
         assert (memory.action.view(ROWS, LANES)[newest] == action).all(), f"not all took action {action}"

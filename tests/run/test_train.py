@@ -660,7 +660,7 @@ def test_a_seed_repeats_and_two_differ(tmp_path: Path) -> None:
     one, again, other = (newest(path) for path in paths.values())
     assert differences(one, again) == []
     differing = differences(one, other)
-    for group in ("model: online.layers.0.weight", "rng: key", "envs: key", "replay: step"):
+    for group in ("model: online.dense.layers.0.weight", "rng: key", "envs: key", "replay: step"):
         assert group in differing
 
 

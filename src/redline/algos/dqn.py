@@ -35,7 +35,7 @@ from redline.replay.ring import Ring
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(nets.NetConfig):
     """Settings of DQN."""
 
     batch_size: int = 512  # transitions a gradient step
@@ -61,10 +61,9 @@ class Config:
     priority_alpha: float = 0.5  # how much more often: 0 not at all, 1 in proportion to the error
     priority_beta: float = 0.4  # how much of the bias is undone at the start of training; all of it at the end
     learning_starts: int = 50_000  # environment steps before the first gradient step
-    net: Literal["auto", "mlp", "cnn"] = "auto"
-    hidden: tuple[int, ...] = (256, 256)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("batch_size", "updates", "n_step", "target_period", "replay_capacity"):
             if getattr(self, name) < 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected at least 1.")
@@ -74,12 +73,10 @@ class Config:
         for name in ("learning_rate", "huber", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
-        if min(self.hidden, default=1) < 1:
-            raise UserError(f"dqn.hidden is {self.hidden}; expected layer widths, as in 256,256.")
 
 
 # A continued run must keep these.
-FIXED = ("net", "hidden", "dueling", "n_step", "gamma", "replay", "replay_capacity", "prioritized")
+FIXED = (*nets.NET_FIXED, "dueling", "n_step", "gamma", "replay", "replay_capacity", "prioritized")
 
 
 def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
@@ -179,7 +176,7 @@ class Learner(Hooks):
         self.memory = self._make_memory(rules, state)
         self.scheduled = config.prioritized  # only beta follows the share of training done; epsilon has its own clock
         self.progress = torch.zeros((), device=device)  # that share
-        self.online = nets.build(spec, config.net, config.hidden, config.dueling, seed, config.gamma).to(device)
+        self.online = nets.build(spec, config, seed, config.gamma, config.dueling).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
@@ -329,7 +326,7 @@ class Learner(Hooks):
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
-    net = nets.build(spec, config.net, config.hidden, config.dueling, seed=0, gamma=config.gamma)
+    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
     prefix = "online."
     net.load_state_dict({k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)})
     return net.eval()

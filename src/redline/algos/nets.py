@@ -1,4 +1,4 @@
-"""Networks, chosen from the Spec: boards too large for an MLP get a CNN, afterstates one MLP for all their rows.
+"""Networks, chosen from the Spec: boards too large for an MLP get convolutions, afterstates one MLP for all their rows.
 
 A value network gives (B, A) float32 and has `chosen`, the values of one action a state. `legal` (B, A) bool brings the
 values of illegal actions down to ILLEGAL.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,33 @@ from redline.core.errors import UserError
 from redline.core.records import Spec
 
 ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state without legal actions gives no NaN
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Settings of a network, part of those of every algorithm."""
+
+    net: Literal["auto", "mlp", "cnn", "resnet"] = "auto"  # auto: an MLP for few inputs, else a CNN
+    hidden: tuple[int, ...] = (256, 256)  # widths of the fully connected layers; after convolutions only the last
+    channels: tuple[int, ...] = (32, 64)  # of each 3x3 convolution, or of each stage of a resnet
+    stride: int = 2  # of all convolutions but the first; 1 keeps the size of the board
+    layer_norm: bool = False  # normalise what each layer gives to the next
+    init: Literal["he", "orthogonal"] = "he"  # first weights
+
+    def __post_init__(self) -> None:
+        algo = type(self).__module__.rpartition(".")[2]
+        for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet")), ("init", ("he", "orthogonal"))):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{algo}.{name} is '{getattr(self, name)}'; expected {', '.join(allowed)}.")
+        if min(self.hidden, default=1) < 1:
+            raise UserError(f"{algo}.hidden is {self.hidden}; expected layer widths, as in 256,256.")
+        if min(self.channels, default=0) < 1:
+            raise UserError(f"{algo}.channels is {self.channels}; expected numbers of channels, as in 32,64.")
+        if self.stride < 1:
+            raise UserError(f"{algo}.stride is {self.stride}; expected at least 1.")
+
+
+NET_FIXED = tuple(field.name for field in dataclasses.fields(NetConfig) if field.name != "init")
 
 
 def masked(values: Tensor, legal: Tensor | None) -> Tensor:
@@ -63,54 +92,113 @@ class Head(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
 
+class Dense(nn.Module):
+    """Fully connected layers, each with a ReLU, and the head. (B, F) -> (B, A) float32."""
+
+    def __init__(self, features: int, hidden: tuple[int, ...], num_actions: int, norm: bool, dueling: bool) -> None:
+        super().__init__()
+        widths = [features, *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in hidden) if norm else None
+        self.head = Head(widths[-1], num_actions, dueling)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            x = F.relu(x if self.norms is None else self.norms[number](x).to(x.dtype))
+        out: Tensor = self.head(x)
+        return out
+
+
 class MLP(nn.Module):
     """Flattened observation through fully connected layers; without hidden ones it is linear. (B, …) -> (B, A) float32."""
 
-    def __init__(self, spec: Spec, hidden: tuple[int, ...], dueling: bool = False) -> None:
+    def __init__(self, spec: Spec, config: NetConfig, dueling: bool = False) -> None:
         super().__init__()
         inputs = math.prod(spec.obs_shape)
         self.pad = _round_up(inputs, 8) - inputs  # 300 inputs would miss the 16-byte alignment of tensor cores
-        widths = [inputs + self.pad, *hidden]
         self.scale = Scale(spec)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-        self.head = Head(widths[-1], spec.num_actions, dueling)
+        self.dense = Dense(inputs + self.pad, config.hidden, spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        x = F.pad(self.scale(obs).flatten(1), (0, self.pad))
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return masked(self.head(x), legal)
+        return masked(self.dense(F.pad(self.scale(obs).flatten(1), (0, self.pad))), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
         return gather(self(obs), action)
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions, the second with stride 2, then fully connected. (B, C, H, W) -> (B, A) float32."""
+    """3x3 convolutions, then fully connected. (B, C, H, W) -> (B, A) float32."""
 
-    def __init__(
-        self, spec: Spec, hidden: tuple[int, ...], channels: tuple[int, ...] = (32, 64), dueling: bool = False
-    ) -> None:
+    def __init__(self, spec: Spec, config: NetConfig, dueling: bool = False) -> None:
         super().__init__()
         self.scale = Scale(spec)
         planes, height, width = spec.obs_shape
         self.convs = nn.ModuleList()
-        for index, out in enumerate(channels):
-            stride = 1 if index == 0 else 2
+        for index, out in enumerate(config.channels):
+            stride = 1 if index == 0 else config.stride
             self.convs.append(nn.Conv2d(planes, out, 3, stride=stride, padding=1))
             planes, height, width = out, -(-height // stride), -(-width // stride)
-        widths = [planes * height * width, *hidden]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-        self.head = Head(widths[-1], spec.num_actions, dueling)
+        self.norms = nn.ModuleList(nn.GroupNorm(1, out) for out in config.channels) if config.layer_norm else None
+        features = planes * height * width
+        self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         x = self.scale(obs).to(memory_format=torch.channels_last)
-        for conv in self.convs:
-            x = F.relu(conv(x))
-        x = x.flatten(1)
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return masked(self.head(x), legal)
+        for number, conv in enumerate(self.convs):
+            x = conv(x)
+            x = F.relu(x if self.norms is None else self.norms[number](x).to(x.dtype))
+        return masked(self.dense(x.flatten(1)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+class Residual(nn.Module):
+    """What two 3x3 convolutions add to their input. (B, C, H, W) -> the same shape."""
+
+    def __init__(self, channels: int, norm: bool) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.GroupNorm(1, channels) for _ in range(2)) if norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for number, conv in enumerate(self.convs):
+            y = F.relu(y if self.norms is None else self.norms[number](y).to(y.dtype))
+            y = conv(y)
+        return x + y
+
+
+class ResNet(nn.Module):
+    """As in Espeholt et al. 2018 (IMPALA): stages of a convolution and two residual blocks, then fully connected.
+
+    All stages but the first take the maximum over 3x3 cells in steps of `stride`; so does the first of images of 32 cells
+    or more. (B, C, H, W) -> (B, A) float32.
+    """
+
+    def __init__(self, spec: Spec, config: NetConfig, dueling: bool = False) -> None:
+        super().__init__()
+        self.scale = Scale(spec)
+        planes, height, width = spec.obs_shape
+        large = min(height, width) >= 32
+        self.strides = [config.stride if index or large else 1 for index in range(len(config.channels))]
+        self.convs, self.blocks = nn.ModuleList(), nn.ModuleList()
+        for out, stride in zip(config.channels, self.strides, strict=True):
+            self.convs.append(nn.Conv2d(planes, out, 3, padding=1))
+            self.blocks.append(nn.Sequential(*(Residual(out, config.layer_norm) for _ in range(2))))
+            planes, height, width = out, -(-height // stride), -(-width // stride)
+        features = planes * height * width
+        self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        x = self.scale(obs).to(memory_format=torch.channels_last)
+        for conv, stride, blocks in zip(self.convs, self.strides, self.blocks, strict=True):
+            x = conv(x)
+            if stride > 1:
+                x = F.max_pool2d(x, 3, stride, padding=1)
+            x = blocks(x)
+        return masked(self.dense(F.relu(x).flatten(1)), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
         return gather(self(obs), action)
@@ -122,11 +210,11 @@ class Afterstates(nn.Module):
     obs (B, A, F), of which feature 0 is the reward -> (B, A) float32.
     """
 
-    def __init__(self, spec: Spec, hidden: tuple[int, ...], gamma: float, outputs: int = 1) -> None:
+    def __init__(self, spec: Spec, config: NetConfig, gamma: float, outputs: int = 1) -> None:
         super().__init__()
         self.gamma, self.outputs = gamma, outputs
         row = dataclasses.replace(spec, obs_shape=spec.obs_shape[1:], num_actions=outputs, afterstates=False)
-        self.row = MLP(row, hidden)
+        self.row = MLP(row, config)
 
     def rows(self, obs: Tensor) -> Tensor:
         """The outputs for every row: (B, A, outputs) float32."""
@@ -144,7 +232,7 @@ class Afterstates(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy and value from one trunk. obs (B, …), legal (B, A) -> logits (B, A), values (B,), float32.
+    """Policy and value from one trunk, or of a network each. obs (B, …), legal (B, A) -> logits (B, A), values (B,), float32.
 
     The value output is of returns brought to mean 0 and deviation 1 by the running statistics kept here; what comes out is
     in rewards again. With afterstates every row has a logit and a value; a state is worth what its policy will earn.
@@ -154,11 +242,18 @@ class ActorCritic(nn.Module):
     variance: Tensor
     counted: Tensor
 
-    def __init__(self, spec: Spec, kind: str, hidden: tuple[int, ...], gamma: float) -> None:
+    def __init__(self, spec: Spec, config: NetConfig, gamma: float, separate: bool = False) -> None:
         super().__init__()
         self.num_actions, self.gamma, self.afterstates = spec.num_actions, gamma, spec.afterstates
         wider = dataclasses.replace(spec, num_actions=spec.num_actions + 1)  # one output more, the value
-        self.body = Afterstates(spec, hidden, gamma, outputs=2) if spec.afterstates else _plain(wider, kind, hidden)
+        self.critic: nn.Module | None = None
+        if spec.afterstates:
+            self.body: nn.Module = Afterstates(spec, config, gamma, outputs=2)
+        elif separate:
+            self.body = _plain(spec, config)
+            self.critic = _plain(dataclasses.replace(spec, num_actions=1), config)
+        else:
+            self.body = _plain(wider, config)
         self.register_buffer("mean", torch.zeros(()))  # of returns
         self.register_buffer("variance", torch.ones(()))
         self.register_buffer("counted", torch.zeros(()))  # calls of `follow`
@@ -170,7 +265,8 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if not self.afterstates:
             out = self.body(obs)
-            logits, value = masked(out[:, : self.num_actions], legal), out[:, self.num_actions]
+            logits = masked(out[:, : self.num_actions], legal)
+            value = out[:, self.num_actions] if self.critic is None else self.critic(obs)[:, 0]
             return logits, self.mean + self.deviation * value
         logits, value = self.body.rows(obs).unbind(2)  # type: ignore[operator]
         logits = masked(logits, legal)
@@ -187,44 +283,58 @@ class ActorCritic(nn.Module):
         self.mean.add_(share * apart)
 
 
-def build(
-    spec: Spec, kind: str, hidden: tuple[int, ...], dueling: bool, seed: int, gamma: float = 1.0
-) -> MLP | CNN | Afterstates:
+Net = MLP | CNN | ResNet
+
+
+def build(spec: Spec, config: NetConfig, seed: int, gamma: float = 1.0, dueling: bool = False) -> Net | Afterstates:
     """The value network of that kind, see `_plain`. Same weights on any device. `gamma` is the discount of afterstates."""
     if spec.afterstates and dueling:
         raise UserError("dueling is on; with afterstates the value of an action is that of its board. Leave it off.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # (torch.manual_seed would seed the GPUs too, for good)
-        net = Afterstates(spec, hidden, gamma) if spec.afterstates else _plain(spec, kind, hidden, dueling)
-        _first_weights(net)
+        net = Afterstates(spec, config, gamma) if spec.afterstates else _plain(spec, config, dueling)
+        _first_weights(net, config.init)
     return net
 
 
-def build_actor_critic(spec: Spec, kind: str, hidden: tuple[int, ...], seed: int, gamma: float) -> ActorCritic:
+def build_actor_critic(
+    spec: Spec, config: NetConfig, seed: int, gamma: float = 1.0, separate: bool = False
+) -> ActorCritic:
     """The policy and value network of that kind. Same weights on any device."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        net = ActorCritic(spec, kind, hidden, gamma)
-        _first_weights(net)
+        net = ActorCritic(spec, config, gamma, separate)
+        _first_weights(net, config.init)
     return net
 
 
-def _plain(spec: Spec, kind: str, hidden: tuple[int, ...], dueling: bool = False) -> MLP | CNN:
+def _plain(spec: Spec, config: NetConfig, dueling: bool = False) -> Net:
     """The network of that kind; `auto` takes an MLP up to 512 inputs and for flat ones."""
+    board, kind = len(spec.obs_shape) == 3, config.net
     if kind == "auto":
-        kind = "cnn" if len(spec.obs_shape) == 3 and math.prod(spec.obs_shape) > 512 else "mlp"
-    return CNN(spec, hidden[-1:], dueling=dueling) if kind == "cnn" else MLP(spec, hidden, dueling=dueling)
+        kind = "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"
+    if kind != "mlp" and not board:
+        raise UserError(f"net is {kind}, but observations of shape {spec.obs_shape} are no planes; take --net mlp.")
+    nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet}
+    return nets[kind](spec, config, dueling)
 
 
-def _first_weights(net: nn.Module) -> None:
+def _first_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if init == "he":
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            else:
+                nn.init.orthogonal_(module.weight, math.sqrt(2.0))
             assert module.bias is not None
             nn.init.zeros_(module.bias)
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=0.01)
+        if isinstance(module, Residual):  # every block begins as if it were not there
+            last = module.convs[-1]
+            assert isinstance(last, nn.Conv2d)
+            nn.init.zeros_(last.weight)
 
 
 def _round_up(number: int, multiple: int) -> int:

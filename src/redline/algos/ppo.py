@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from redline.envs.batch import Rules, legal
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(nets.NetConfig):
     """Settings of PPO."""
 
     rollout: int = 32  # steps every environment plays between two updates
@@ -42,10 +42,10 @@ class Config:
     entropy_coef: float = 0.01  # at the start of training
     entropy_end: float = 0.001  # at its end
     max_grad_norm: float = 0.5
-    net: Literal["auto", "mlp", "cnn"] = "auto"
-    hidden: tuple[int, ...] = (256, 256)
+    separate: bool = False  # policy and value are networks of their own
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("rollout", "epochs"):
             if getattr(self, name) < 1:
                 raise UserError(f"ppo.{name} is {getattr(self, name)}; expected at least 1.")
@@ -58,11 +58,9 @@ class Config:
         for name in ("batch_size", "learning_rate_end", "value_coef", "entropy_coef", "entropy_end"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"ppo.{name} is {getattr(self, name)}; expected 0 or more.")
-        if min(self.hidden, default=1) < 1:
-            raise UserError(f"ppo.hidden is {self.hidden}; expected layer widths, as in 256,256.")
 
 
-FIXED = ("net", "hidden", "gamma", "rollout")  # a continued run must keep these
+FIXED = (*nets.NET_FIXED, "separate", "gamma", "rollout")  # a continued run must keep these
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 
 
@@ -171,7 +169,7 @@ class Learner(Hooks):
             )
         self.updates_per_iteration = config.epochs * (size // self.samples_per_update)
         device = runtime.device
-        self.net = nets.build_actor_critic(spec, config.net, config.hidden, seed, config.gamma).to(device)
+        self.net = nets.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(device)
         self.progress = torch.zeros((), device=device)  # share of training done, set from outside
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(self.net, self.rate, config.max_grad_norm, runtime)
@@ -345,7 +343,7 @@ class Policy(nn.Module):
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> logits (N, A)."""
-    net = nets.build_actor_critic(spec, config.net, config.hidden, seed=0, gamma=config.gamma)
+    net = nets.build_actor_critic(spec, config, 0, config.gamma, config.separate)
     net.load_state_dict(model)
     return Policy(net).eval()
 
