@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +35,18 @@ class NetConfig:
     init: Literal["he", "orthogonal"] = "he"  # first weights
 
     def __post_init__(self) -> None:
-        algo = type(self).__module__.rpartition(".")[2]
         for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet")), ("init", ("he", "orthogonal"))):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{algo}.{name} is '{getattr(self, name)}'; expected {', '.join(allowed)}.")
-        if min(self.hidden, default=1) < 1:
-            raise UserError(f"{algo}.hidden is {self.hidden}; expected layer widths, as in 256,256.")
-        if min(self.channels, default=0) < 1:
-            raise UserError(f"{algo}.channels is {self.channels}; expected numbers of channels, as in 32,64.")
-        if self.stride < 1:
-            raise UserError(f"{algo}.stride is {self.stride}; expected at least 1.")
+            self.expect((name,), ", ".join(allowed), allowed.__contains__)
+        self.expect(("hidden",), "layer widths, as in 256,256", lambda widths: min(widths, default=1) >= 1)
+        self.expect(("channels",), "numbers of channels, as in 32,64", lambda widths: min(widths, default=0) >= 1)
+        self.expect(("stride",), "at least 1", lambda x: x >= 1)
+
+    def expect(self, names: tuple[str, ...], what: str, holds: Callable[[Any], bool]) -> None:
+        """Refuse settings of which something does not hold."""
+        for name in names:
+            if not holds(value := getattr(self, name)):
+                algo = type(self).__module__.rpartition(".")[2]
+                raise UserError(f"{algo}.{name} is {value}; expected {what}.")
 
 
 NET_FIXED = tuple(field.name for field in dataclasses.fields(NetConfig) if field.name != "init")

@@ -48,19 +48,20 @@ class Optimizer:
         """Of the loss by each parameter, times the loss scale."""
         return torch.autograd.grad(loss * self.scale if self.scaled else loss, self.parameters)
 
-    def step(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        """One Adam step with scaled gradients. Returns () bool: whether it was taken."""
+    def step(self, gradients: tuple[Tensor, ...], allowed: Tensor | None = None) -> Tensor:
+        """One Adam step with scaled gradients, where it is `allowed` () bool. Returns () bool: whether it was taken."""
         gradient = torch.cat([g.flatten() for g in gradients]) / self.scale
         norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(norm)
         gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
-        self.steps += finite
-        mean = torch.where(finite, self.mean + (1 - _BETA_1) * (gradient - self.mean), self.mean)
-        square = torch.where(finite, self.square + (1 - _BETA_2) * (gradient * gradient - self.square), self.square)
+        taken = finite if allowed is None else finite & allowed
+        self.steps += taken
+        mean = torch.where(taken, self.mean + (1 - _BETA_1) * (gradient - self.mean), self.mean)
+        square = torch.where(taken, self.square + (1 - _BETA_2) * (gradient * gradient - self.square), self.square)
         count = self.steps.clamp(min=1.0)
         unbiased = mean / (1 - _BETA_1**count)
         spread = (square / (1 - _BETA_2**count)).sqrt()
-        self.flat.sub_(torch.where(finite, self.learning_rate * unbiased / (spread + _EPSILON), 0.0))
+        self.flat.sub_(torch.where(taken, self.learning_rate * unbiased / (spread + _EPSILON), 0.0))
         self.mean.copy_(mean)
         self.square.copy_(square)
         self.skipped += ~finite
@@ -68,7 +69,7 @@ class Optimizer:
             grow = self.good + 1 >= _GROWTH_INTERVAL
             self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
             self.good.copy_(torch.where(finite & ~grow, self.good + 1, 0.0))
-        return finite
+        return taken
 
     def tensors(self) -> dict[str, Tensor]:
         """The state to checkpoint."""

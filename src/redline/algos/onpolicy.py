@@ -1,0 +1,248 @@
+"""What learners from fresh play have in common: a rollout of all lanes, learned from in shuffled minibatches, then forgotten.
+
+    lane 0  lane 1  …  lane N-1
+0     s a r   s a r       s a r     Rows are written while playing, one a step. After `rollout` of them targets are
+1     s a r   s a r       s a r     computed backwards in time, and all are drawn `epochs` times in a new order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from redline.algos import nets
+from redline.algos.learner import Hooks
+from redline.algos.metrics import read_means
+from redline.algos.optim import Optimizer
+from redline.core import random
+from redline.core.errors import UserError
+from redline.core.records import Rollout, Runtime, Spec, assign, map_record
+from redline.envs.batch import Rules
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(nets.NetConfig):
+    """Settings that such learners share."""
+
+    rollout: int = 32  # steps every environment plays between two updates
+    epochs: int = 2  # times each of them is learned from
+    batch_size: int = 0  # samples a gradient step; 0: an eighth of what is played between two updates
+    learning_rate: float = 1e-3  # at the start of training
+    learning_rate_end: float = 1e-4  # at its end; in between on a straight line
+    gamma: float = 0.99
+    max_grad_norm: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect(("rollout", "epochs"), "at least 1", lambda x: x >= 1)
+        self.expect(("gamma",), "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        self.expect(("learning_rate", "max_grad_norm"), "a number above 0", lambda x: x > 0)
+        self.expect(("batch_size", "learning_rate_end"), "0 or more", lambda x: x >= 0)
+
+
+FIXED = (*nets.NET_FIXED, "gamma", "rollout")  # a continued run must keep these
+_PARTS = 8  # minibatches an epoch, where nothing else is asked for
+C = TypeVar("C", bound=OnPolicyConfig)
+
+
+def complete(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
+    """The settings that follow from others, filled in, and why."""
+    if config.batch_size:
+        return config, {}
+    filled = dataclasses.replace(config, batch_size=_divisor(max(num_envs, 1) * config.rollout))
+    return filled, {"batch_size": "an eighth of what is played between two updates"}
+
+
+def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
+    """About what the learner will allocate, by the setting that decides it. `state_bytes` are those of one State."""
+    inputs = math.prod(spec.obs_shape)
+    sample = inputs * spec.obs_dtype.itemsize + spec.num_actions * spec.masked + 40
+    rows = spec.obs_shape[0] if spec.afterstates else 1
+    return {
+        "rollout": num_envs * (config.rollout * sample + state_bytes),
+        "batch_size": config.batch_size * (8 * inputs + 8 * rows * sum(config.hidden)),
+    }
+
+
+def linear(start: float, end: float, progress: Tensor) -> Tensor:
+    """From start to end as `progress` () goes from 0 to 1, and no farther."""
+    return start + (end - start) * progress.clamp(0.0, 1.0)
+
+
+class OnPolicy(Hooks):
+    """What does not depend on what is learned. Between two updates every lane plays `horizon` steps."""
+
+    metrics: tuple[str, ...] = ("loss",)
+    scheduled = True  # the learning rate follows `progress`
+
+    def __init__(
+        self,
+        rules: Rules,
+        config: OnPolicyConfig,
+        state: Any,
+        num_envs: int,
+        seed: int,
+        runtime: Runtime,
+        accumulate: int,
+        net: nn.Module,
+    ) -> None:
+        """`state` (N, …) is an example of the game's State of all lanes."""
+        self.spec = spec = rules.game.spec(rules.config)
+        self.rules, self.num_envs = rules, num_envs
+        self.settings = config
+        self.runtime, self.accumulate = runtime, accumulate
+        self.horizon, self.samples_per_update = config.rollout, config.batch_size * accumulate
+        size = config.rollout * num_envs
+        if size % self.samples_per_update:
+            algo = type(self).__module__.rpartition(".")[2]
+            if size % accumulate:
+                raise UserError(
+                    f"accumulate is {accumulate}; expected a divisor of the {size:,} steps that {num_envs:,} environments "
+                    f"play in a rollout of {config.rollout}."
+                )
+            times = f" times accumulate {accumulate}" if accumulate > 1 else ""
+            raise UserError(
+                f"{algo}.batch_size is {config.batch_size:,}{times}; expected a divisor of the {size:,} steps that "
+                f"{num_envs:,} environments play in a rollout of {config.rollout}, such as "
+                f"{_divisor(size // accumulate):,}."
+            )
+        self.updates_per_iteration = config.epochs * (size // self.samples_per_update)
+        device = runtime.device
+        self.progress = torch.zeros((), device=device)  # share of training done, set from outside
+        self.rate = torch.tensor(config.learning_rate, device=device)
+        self.optimizer = Optimizer(net, self.rate, config.max_grad_norm, runtime)
+        self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
+        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
+        self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # epochs so far
+
+        # What was played since the last update, row after row of all lanes. It is written whole before it is read, so no
+        # checkpoint needs it.
+        self.row = torch.zeros((), dtype=torch.int64, device=device)
+        self.obs = torch.zeros(size, *spec.obs_shape, dtype=spec.obs_dtype, device=device)
+        self.legal = torch.ones(size, spec.num_actions, dtype=torch.bool, device=device) if spec.masked else None
+        self.action = torch.zeros(size, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(size, dtype=torch.bool, device=device)
+        self.value, self.reward, self.target = (torch.zeros(size, device=device) for _ in range(3))
+        self.order = torch.zeros(size, dtype=torch.int64, device=device)
+        # Where episodes may be cut short, every step's final State is valued; else only the last one's is, in `update`.
+        self.truncates = spec.truncates or rules.time_limit > 0
+        self.final_value = torch.zeros(num_envs, device=device)
+        self.final_state = map_record(torch.clone, state)
+
+        totals = torch.zeros(len(self.metrics), device=device)
+        self.totals, self.sums = totals, dict(zip(self.metrics, totals.unbind(), strict=True))  # since the last log
+        self._prepare, self._shuffle = runtime.compile(self.prepare), runtime.compile(self.shuffle)
+        self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
+
+    # ------------------------------------------------------------------------------------- what a learner must say
+
+    def value_of(self, state: Any) -> Tensor:
+        """What States are worth, (N,) float32."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Compute `target`, and this update's learning rate, from the rollout."""
+        raise NotImplementedError
+
+    def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------- playing
+
+    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, value: Tensor) -> Tensor:
+        """Write what a row was played from; returns where it lies, (N,) int64."""
+        slot: Tensor = self.row * self.num_envs + torch.arange(self.num_envs, device=obs.device)
+        self.obs.index_copy_(0, slot, obs)
+        if self.legal is not None:
+            assert legal is not None
+            self.legal.index_copy_(0, slot, legal)
+        self.action.index_copy_(0, slot, action)
+        self.value.index_copy_(0, slot, value)
+        self.acted += 1
+        return slot
+
+    def ingest(self, rollout: Rollout) -> None:
+        """Remember what came of the actions; an episode cut short is credited with the value of where it was cut."""
+        step = rollout.step
+        reward = step.reward
+        if self.truncates:
+            self.final_value.copy_(self.value_of(step.final_state))
+            reward = reward + torch.where(step.truncated, self.settings.gamma * self.final_value, 0.0)
+        else:
+            assign(self.final_state, step.final_state)
+        slot = self.row * self.num_envs + torch.arange(self.num_envs, device=reward.device)
+        self.reward.index_copy_(0, slot, reward)
+        self.ended.index_copy_(0, slot, step.terminated | step.truncated)
+        self.row.copy_((self.row + 1) % self.settings.rollout)
+
+    def played(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rollout's reward and value (T, N), the value (N,) of where it stopped, and ended (T, N)."""
+        shape = (self.settings.rollout, self.num_envs)
+        final_value = self.final_value if self.truncates else self.value_of(self.final_state)
+        return self.reward.view(shape), self.value.view(shape), final_value, self.ended.view(shape)
+
+    def forget(self) -> None:
+        """Nothing outlives an update."""
+
+    def ready(self, remembered: int) -> bool:
+        """A rollout is all it takes."""
+        del remembered
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ learning
+
+    def update(self) -> None:
+        """Learn from the rollout, `epochs` times."""
+        self._prepare()
+        part = self.settings.batch_size
+        for _ in range(self.settings.epochs):
+            self._shuffle()
+            for start in range(0, self.order.shape[0], self.samples_per_update):
+                total: tuple[Tensor, ...] = ()
+                for first in range(start, start + self.samples_per_update, part):
+                    loss, measured = self._loss(self.order[first : first + part])
+                    gradients = self.optimizer.gradient(loss)
+                    total = tuple(torch._foreach_add(total, gradients)) if total else gradients
+                    self.totals += measured
+                self._apply(total)
+
+    def follow_schedule(self) -> None:
+        """This update's learning rate."""
+        self.rate.copy_(linear(self.settings.learning_rate, self.settings.learning_rate_end, self.progress))
+
+    @torch.no_grad()
+    def shuffle(self) -> None:
+        """A new order of all samples."""
+        number = torch.arange(self.order.shape[0], device=self.order.device)
+        draws = random.bits(random.fold(self.key, 2 * self.shuffled + 1), number)
+        self.order.copy_(torch.sort(draws, stable=True).indices)  # stable: draws may be equal
+        self.shuffled += 1
+
+    @torch.no_grad()
+    def apply(self, gradients: tuple[Tensor, ...]) -> None:
+        """A gradient step."""
+        self.optimizer.step(gradients)
+
+    def read_metrics(self, updates: int) -> dict[str, float]:
+        """Means over the last `updates`, which start again."""
+        return read_means(self.sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
+
+    def model(self) -> dict[str, Tensor]:
+        """All weights, by name."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that decides what comes next, between two iterations, in groups."""
+        counters = {"key": self.key, "acted": self.acted, "shuffled": self.shuffled}
+        return {"model": self.model(), "optim": self.optimizer.tensors(), "rng": counters}
+
+
+def _divisor(size: int) -> int:
+    """A divisor of `size`: the eighth of it where that is whole."""
+    return size // math.gcd(size, _PARTS)
