@@ -387,7 +387,8 @@ WRONG = {
     "train snake --env.widht 5": "There is no option env.widht; did you mean 'width'?",
     "train snake --env.qqqq 5": "There is no option env.qqqq.",
     "train snake --dqn.learning-rat 1": "There is no option dqn.learning_rat; did you mean 'learning_rate'?",
-    "train snake --envv.width 5": "There is no option group envv.*; there are env.* and those of the algorithms: dqn.*, ppo.*.",
+    "train snake --envv.width 5": "There is no option group envv.*; there are env.* and those of the "
+    "algorithms: dqn.*, ppo.*, pqn.*.",
     "train snake --algo dqn --ppo.gamma 0.9": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
     "train snake --env-options 5": "redline train has no option --env-options",
     "train snake --no-steps": "redline train has no option --no-steps",
@@ -410,7 +411,7 @@ WRONG = {
     "train snake --steps nan": "steps is 'nan'; expected a number",
     "train snake --minutes inf": "minutes is 'inf'; expected a number",
     "train snake --env.width wide": "env.width is 'wide'; expected a number",
-    "train snake --dqn.net cn": "dqn.net is 'cn'; did you mean 'cnn'? Expected auto, mlp, cnn.",
+    "train snake --dqn.net cn": "dqn.net is 'cn'; did you mean 'cnn'? Expected auto, mlp, cnn, resnet.",
     "train snake --dqn.double maybe": "dqn.double is 'maybe'; expected true or false.",
     "train snake --dqn.hidden 8,x": "dqn.hidden is 'x'; expected a number",
     "eval RUN --episodes few": "episodes is 'few'; expected a number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from redline import __version__
 from redline.core.errors import StorageError, UserError, nearest
 from redline.run.options import parse_value
+from redline.tools.wording import per_game_over as _per_game_over
 
 # Torch and what needs it are imported by the commands, so that help and errors come at once.
 
@@ -30,6 +32,7 @@ class Command:
     options: Callable[[], type]  # dataclass of its options
     run: Callable[[str, dict[str, Any], bool], int]
     groups: str = ""  # option groups it takes besides, for the help text
+    several: bool = False  # more positional arguments may follow; they are the option `more`
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ class EvalOptions:
     max_steps: int = 0  # play so many steps in all instead, for agents whose games are very long; 0: no budget
     seed: int = 0  # which set of held-out games
     device: str = "auto"
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of `redline report`."""
+
+    out: str | None = None  # folder to write to; else that of the run, for several runs the folder report
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,9 @@ def parse(name: str, command: Command, kind: type, words: list[str]) -> tuple[st
     while queue:
         word = queue.pop(0)
         if not word.startswith("--"):
+            if argument and command.several:
+                found.setdefault("more", []).append(word)
+                continue
             if argument or not command.argument:
                 raise UserError(f"redline {name} does not know what to do with '{word}'; see redline {name} --help.")
             argument = word
@@ -250,57 +263,59 @@ def _relative(path: Path) -> Path:
 
 def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.run.agent import load_agent
+    from redline.run.compare import evaluate_runs
     from redline.run.folder import write_json
     from redline.run.options import build
+    from redline.tools.wording import comparison, evaluation
 
+    runs = [argument, *options.pop("more", [])]
     wanted = build(EvalOptions, options, "")
-    agent = load_agent(Path(argument), wanted.device)
+    agents = [load_agent(Path(run), wanted.device) for run in runs]
     shown = sys.stderr.isatty()
 
-    def progress(done: int) -> None:
+    def progress(number: int, done: int) -> None:
         if shown:
             text = (
                 f"{done:,} of {wanted.max_steps:,} steps" if wanted.max_steps else f"{done} of {wanted.episodes} games"
             )
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+            of_run = f"run {number + 1} of {len(runs)}: " if len(runs) > 1 else ""
+            print(f"\r{of_run}{text}", end="", file=sys.stderr, flush=True)
 
-    result = agent.evaluate(wanted.episodes, wanted.seed, progress, wanted.max_steps)
+    if len(agents) > 1:
+        result = evaluate_runs(agents, wanted.episodes, wanted.seed, progress, wanted.max_steps)
+    else:
+        result = agents[0].evaluate(wanted.episodes, wanted.seed, functools.partial(progress, 0), wanted.max_steps)
     if shown:
         print("\r", end="", file=sys.stderr)
-    try:
-        write_json(agent.path / "eval.json", result)
-    except StorageError as error:  # somebody else's run may be evaluated: the result is still worth showing
-        print(f"redline: {error}", file=sys.stderr)
+    for agent, record in zip(agents, result.get("runs", [result]), strict=True):
+        try:
+            write_json(agent.path / "eval.json", record)
+        except StorageError as error:  # somebody else's run may be evaluated: the result is still worth showing
+            print(f"redline: {error}", file=sys.stderr)
     if as_json:
         _print_json(result)
         return 0
-    name = agent.rules.game.spec(agent.rules.config).score_name
-    print(
-        f"{result['episodes']} games of {result['env']}, greedy, after {result['env_steps']:,} training steps\n"
-        f"  {name:<13} {result['score_mean']:.2f} ± {result['score_ci95']:.2f} (95 %), "
-        f"worst {result['score_min']:.0f}, best {result['score_max']:.0f}"
-        + _unfinished(result)
-        + f"\n  {'per game over':<13} {_per_game_over(result)}\n"
-        f"  {'length':<13} {result['length_mean']:.1f} steps\n"
-        f"  {'won':<13} {100 * result['win_rate']:.1f} %"
-        + (f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else "")
-    )
+    name = agents[0].rules.game.spec(agents[0].rules.config).score_name
+    print(comparison(result, name) if len(agents) > 1 else evaluation(result, name))
     return 0
 
 
-def _unfinished(result: dict[str, Any]) -> str:
-    """A note where games were cut off: their scores are lower than they would have become."""
-    going_on = result["episodes"] - result["finished"]
-    return f"; {going_on} still going on count as they stood" if going_on else ""
+def _report(argument: str, options: dict[str, Any], as_json: bool) -> int:
+    from redline.run.options import build
+    from redline.tools.report import write_report
 
-
-def _per_game_over(result: dict[str, Any]) -> str:
-    """The score per game over, which does not depend on where the budget of steps ended."""
-    low, high, count = (result[name] for name in ("score_censored_low", "score_censored_high", "game_overs"))
-    played = f"{count:,} game over{'s' if count != 1 else ''} in {result['eval_steps']:,} steps"
-    if not count:
-        return f"more than {low:.2f} (95 %): {played}"
-    return f"{result['score_censored']:.2f} (95 %: {low:.2f} to {high:.2f}): {played}"
+    runs = [Path(run) for run in (argument, *options.pop("more", []))]
+    out = build(ReportOptions, options, "").out
+    found = write_report(runs, Path(out) if out else runs[0] if len(runs) == 1 else Path("report"))
+    for note in found["notes"]:
+        print(note, file=sys.stderr)
+    if as_json:
+        _print_json(found)
+    else:
+        print("\n".join([found["report"], *found["pictures"]]))
+    if found["missing"]:
+        raise UserError(found["missing"])
+    return 0
 
 
 def _watch(argument: str, options: dict[str, Any], as_json: bool) -> int:
@@ -409,7 +424,20 @@ def _settings() -> type:
 
 COMMANDS = {
     "train": Command("trains; the same command again continues", "ENV", _settings, _train, "env. and the algorithm's"),
-    "eval": Command("plays held-out seeds greedily and reports the score", "RUN", lambda: EvalOptions, _eval),
+    "eval": Command(
+        "plays held-out seeds greedily and reports the score; of several runs also over all of them",
+        "RUN [RUN ...]",
+        lambda: EvalOptions,
+        _eval,
+        several=True,
+    ),
+    "report": Command(
+        "tables and curves of runs, as Markdown and PNG",
+        "RUN [RUN ...]",
+        lambda: ReportOptions,
+        _report,
+        several=True,
+    ),
     "watch": Command("shows a trained agent in the terminal or as a GIF", "RUN", lambda: WatchOptions, _watch),
     "bench": Command(
         "throughput on this machine: env or train",

@@ -377,7 +377,9 @@ def test_hard_copy_every_period() -> None:
         if update % 3 == 0:
             start = learner.optimizer.flat.clone()
         assert torch.equal(learner.target_flat, start), f"after {update} updates"
-        assert torch.equal(learner.target.dense.head.out.bias, learner.target_flat[-8:]), "the network is not the vector"
+        assert torch.equal(learner.target.dense.head.out.bias, learner.target_flat[-8:]), (
+            "the network is not the vector"
+        )
         assert torch.equal(learner.target_flat, learner.optimizer.flat) == (update % 3 == 0)
 
 
@@ -716,7 +718,13 @@ def test_one_seed_repeats_bit_for_bit_and_two_differ() -> None:
     torch.manual_seed(2)
     again, other = trained(1), trained(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    for name in ("model.online.dense.layers.0.weight", "rng.key", "replay.step", "replay.states.food", "envs.game.food"):
+    for name in (
+        "model.online.dense.layers.0.weight",
+        "rng.key",
+        "replay.step",
+        "replay.states.food",
+        "envs.game.food",
+    ):
         assert not torch.equal(first[name], other[name]), f"{name} does not depend on the seed"
 
 

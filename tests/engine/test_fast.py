@@ -146,6 +146,8 @@ def machine(device: str, bf16: bool = False) -> Hardware:
         ("auto", machine("mps"), "fp32"),
         ("auto", machine("cuda:0", bf16=True), "bf16"),
         ("auto", machine("cuda:0", bf16=False), "fp16"),
+        ("auto", dataclasses.replace(machine("cuda:0"), capability=(7, 5)), "fp16"),
+        ("auto", dataclasses.replace(machine("cuda:0"), capability=(6, 1)), "fp32"),  # without tensor cores
         ("fp32", machine("cuda:1", bf16=True), "fp32"),
         ("tf32", machine("cuda:0"), "tf32"),
         ("bf16", machine("cpu"), "bf16"),

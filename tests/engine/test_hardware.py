@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from redline.core.errors import UserError
+from redline.core.records import Hardware, Tier
 from redline.engine import hardware
 
 
@@ -103,6 +105,45 @@ def test_compiler(cxx: str, there: tuple[str, ...], expected: str, monkeypatch: 
     monkeypatch.setenv("CXX", cxx)
     monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
     assert hardware.find_compiler() == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "memory_gb", "capability", "tier"),
+    [
+        ("cpu", 1, 4.0, (0, 0), "cpu-few"),
+        ("cpu", 4, 500.0, (0, 0), "cpu-few"),
+        ("cpu", 5, 4.0, (0, 0), "cpu-many"),
+        ("cpu", 128, 500.0, (0, 0), "cpu-many"),
+        ("mps", 8, 16.0, (0, 0), "cpu-many"),
+        ("cuda:0", 2, 3.9, (6, 1), "gpu-small"),  # GTX 1050 Ti
+        ("cuda:0", 16, 7.6, (8, 9), "gpu-small"),  # RTX 4060
+        ("cuda:0", 64, 9.8, (8, 6), "gpu-small"),  # RTX 3080
+        ("cuda:1", 4, 10.0, (8, 6), "gpu-mid"),
+        ("cuda:0", 4, 14.6, (7, 5), "gpu-mid"),  # T4
+        ("cuda:0", 16, 23.5, (8, 9), "gpu-mid"),  # RTX 4090
+        ("cuda:0", 8, 31.7, (7, 0), "gpu-mid"),  # V100
+        ("cuda:0", 16, 31.4, (12, 0), "gpu-large"),  # RTX 5090
+        ("cuda:0", 2, 39.4, (8, 0), "gpu-large"),  # A100
+        ("cuda:3", 64, 139.8, (9, 0), "gpu-large"),  # H200
+    ],
+)
+def test_class_of_machine(device: str, cores: int, memory_gb: float, capability: tuple[int, int], tier: Tier) -> None:
+    found = Hardware(device, "x", cores, memory_gb, bf16=False, compiler="", capability=capability)
+    assert found.tier == tier
+
+
+@pytest.mark.parametrize(("file", "program"), [(True, False), (False, True), (True, True), (False, False)])
+def test_an_nvidia_driver(file: bool, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"/proc/driver/nvidia/version"} if file else set()
+    monkeypatch.setattr(hardware.Path, "exists", lambda path: str(path) in there)
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: name if program and name == "nvidia-smi" else None)
+    assert hardware.has_nvidia_driver() == (file or program)
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware.shared_memory_bytes(tmp_path / "none") is None
+    monkeypatch.setattr(hardware.shutil, "disk_usage", lambda folder: SimpleNamespace(total={tmp_path: 64}[folder]))
+    assert hardware.shared_memory_bytes(tmp_path) == 64
 
 
 def test_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ def test_an_option_of_the_group_wins_over_the_automatic_one() -> None:
     [
         ({"device": "cuda:0", "bf16": True}, "bf16", True, True),
         ({"device": "cuda:0", "bf16": False}, "fp16", True, True),
+        ({"device": "cuda:0", "capability": (6, 1)}, "fp32", False, True),  # too old for Triton
         ({"device": "mps"}, "fp32", False, False),
         ({"device": "cpu"}, "fp32", True, False),
         ({"device": "cpu", "compiler": ""}, "fp32", False, False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 from redline.envs import batch
 from redline.run import evaluate as module
-from redline.run.evaluate import HELD_OUT, Evaluation, evaluate, greedy, poisson_interval
+from redline.run.evaluate import HELD_OUT, Evaluation, evaluate, evaluate_net, greedy
 
 CPU = torch.device("cpu")
 
@@ -143,7 +142,13 @@ def test_summary_by_hand() -> None:
         "eval_steps": 100,
         "stopped_by": "episodes",
         "score_mean": 3.0,
-        "score_ci95": pytest.approx(1.96 * math.sqrt((4 + 1 + 0 + 9) / 3) / 2),
+        "score_ci95": 1.75,  # of 256 equally likely resamples 5 have a mean below 1.5, 5 one above 5
+        "score_low": 1.5,
+        "score_high": 5.0,
+        "score_iqm": 2.5,
+        "score_iqm_low": 1.0,
+        "score_iqm_high": 6.0,
+        "score_median": 2.5,
         "score_min": 1.0,
         "score_max": 6.0,
         "total_score": 12.0,
@@ -152,6 +157,9 @@ def test_summary_by_hand() -> None:
         "score_censored_high": pytest.approx(12 / 1.08987, rel=1e-5),
         "length_mean": 25.0,
         "win_rate": 0.5,
+        "win_rate_low": pytest.approx(0.15, abs=1e-4),
+        "win_rate_high": pytest.approx(0.85, abs=1e-4),
+        "win_rate_interval": "Wilson",
         "steps_per_win": 35.0,
     }
 
@@ -160,6 +168,33 @@ def test_summary_of_one_game_without_a_win() -> None:
     summary = by_hand([4]).summary()
     assert (summary["score_mean"], summary["score_ci95"]) == (4.0, 0.0)
     assert (summary["win_rate"], summary["steps_per_win"]) == (0.0, None)
+    assert (summary["score_iqm"], summary["score_median"]) == (4.0, 4.0)
+    assert [summary[f"score{name}"] for name in ("_low", "_high", "_iqm_low", "_iqm_high")] == [None] * 4
+    assert (summary["win_rate_low"], summary["win_rate_interval"]) == (0.0, "Wilson")
+    assert 0.7 < summary["win_rate_high"] < 0.8
+
+
+def test_summary_of_games_that_are_all_alike_and_all_won() -> None:
+    summary = by_hand([13.0] * 256, "w" * 256).summary()
+    assert {summary[f"score{name}"] for name in ("_mean", "_low", "_high", "_iqm", "_iqm_low", "_iqm_high")} == {13.0}
+    assert (summary["score_ci95"], summary["win_rate"], summary["win_rate_high"]) == (0.0, 1.0, 1.0)
+    assert summary["win_rate_interval"] == "Wilson"
+    assert summary["win_rate_low"] == pytest.approx(256 / (256 + 1.96**2), abs=1e-5)
+
+
+def test_summary_of_many_games_won_and_lost() -> None:
+    summary = by_hand([0.0, 4.0] * 200, "xw" * 200).summary()
+    assert summary["win_rate_interval"] == "bootstrap"
+    assert (summary["win_rate_low"], summary["win_rate_high"]) == (
+        pytest.approx(0.451, abs=6e-3),
+        pytest.approx(0.549, abs=6e-3),
+    )
+    assert (summary["score_low"], summary["score_high"]) == (
+        pytest.approx(1.804, abs=0.03),
+        pytest.approx(2.196, abs=0.03),
+    )
+    assert summary["score_ci95"] == (summary["score_high"] - summary["score_low"]) / 2
+    assert by_hand([0.0, 4.0] * 200, "xw" * 200).summary() == summary  # the same games, the same figures
 
 
 def test_games_that_did_not_end_count_with_their_score_and_as_no_game_over() -> None:
@@ -173,29 +208,6 @@ def test_no_game_over_gives_a_lower_bound_only() -> None:
     summary = by_hand([50, 50], "..").summary()
     assert (summary["score_censored"], summary["score_censored_high"]) == (None, None)
     assert summary["score_censored_low"] == pytest.approx(100 / 3.68888, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("count", "low", "high"), [(0, 0.0, 3.6889), (1, 0.0253, 5.5716), (2, 0.2422, 7.2247), (10, 4.7954, 18.3904)]
-)
-def test_poisson_interval_of_the_tables(count: int, low: float, high: float) -> None:
-    """Values of Garwood (1936), as statistics books print them."""
-    assert poisson_interval(count) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
-
-
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_poisson_interval_leaves_the_tails(count: int) -> None:
-    def at_most(events: int, expected: float) -> float:
-        return sum(math.exp(k * math.log(expected) - expected - math.lgamma(k + 1)) for k in range(events + 1))
-
-    low, high = poisson_interval(count)
-    assert at_most(count, high) == pytest.approx(0.025, rel=1e-6)
-    assert 1 - at_most(count - 1, low) == pytest.approx(0.025, rel=1e-6)
-
-
-def test_poisson_interval_of_many() -> None:
-    low, high = poisson_interval(1_000_000)
-    assert (low, high) == (pytest.approx(1e6 - 1960, abs=3), pytest.approx(1e6 + 1960, abs=4))
 
 
 def until_the_budget(rules: envs.Rules, slots: int, steps: int) -> list[tuple[int, int, bool]]:
@@ -309,6 +321,18 @@ def test_the_policy_is_told_what_is_legal() -> None:
     assert outcome.scores.tolist() == [10.0] * 6
     blind = evaluate(one_legal(), lambda obs, _: torch.full((len(obs),), 2), 6, CPU)
     assert blind.scores.max() < 2
+
+
+def test_a_network_is_evaluated_as_its_greedy_policy_is() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, obs: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(erratic(obs), 4).float()
+
+    rules, told = small(), []
+    outcome = evaluate_net(Net(), rules, CPU, 12, 1, told.append)
+    assert as_list(outcome) == one_by_one(rules, [1] * 12, seed=1)
+    assert told[-1] == 12
+    assert evaluate_net(Net(), rules, CPU, 5, max_steps=100).stopped_by == "max_steps"
 
 
 def test_wins_are_counted() -> None:

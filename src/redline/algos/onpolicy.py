@@ -21,7 +21,7 @@ from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Rollout, Runtime, Spec, assign, map_record
+from redline.core.records import Rollout, Runtime, Spec, map_record
 from redline.envs.batch import Rules
 
 
@@ -46,6 +46,7 @@ class OnPolicyConfig(nets.NetConfig):
 
 
 FIXED = (*nets.NET_FIXED, "gamma", "rollout")  # a continued run must keep these
+_SELDOM = 32  # steps between two truncations of a lane by the game itself, at least
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 C = TypeVar("C", bound=OnPolicyConfig)
 
@@ -129,10 +130,12 @@ class OnPolicy(Hooks):
         self.ended = torch.zeros(size, dtype=torch.bool, device=device)
         self.value, self.reward, self.target = (torch.zeros(size, device=device) for _ in range(3))
         self.order = torch.zeros(size, dtype=torch.int64, device=device)
-        # Where episodes may be cut short, every step's final State is valued; else only the last one's is, in `update`.
-        self.truncates = spec.truncates or rules.time_limit > 0
-        self.final_value = torch.zeros(num_envs, device=device)
-        self.final_state = map_record(torch.clone, state)
+        # States whose value is asked for in `update`: for every lane those in which it was cut short, up to `cuts` of them,
+        # then the one it stopped in. A lane that is cut short more often learns nothing from those steps.
+        self.cuts = -(-config.rollout // (rules.time_limit or _SELDOM)) if spec.truncates or rules.time_limit else 0
+        self.cut = torch.zeros(num_envs, dtype=torch.int64, device=device)  # times in this rollout
+        self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
+        self.finals = map_record(lambda x: x.new_zeros((self.cuts + 1) * num_envs, *x.shape[1:]), state)
 
         totals = torch.zeros(len(self.metrics), device=device)
         self.totals, self.sums = totals, dict(zip(self.metrics, totals.unbind(), strict=True))  # since the last log
@@ -168,24 +171,34 @@ class OnPolicy(Hooks):
         return slot
 
     def ingest(self, rollout: Rollout) -> None:
-        """Remember what came of the actions; an episode cut short is credited with the value of where it was cut."""
+        """Remember what came of the actions."""
         step = rollout.step
-        reward = step.reward
-        if self.truncates:
-            self.final_value.copy_(self.value_of(step.final_state))
-            reward = reward + torch.where(step.truncated, self.settings.gamma * self.final_value, 0.0)
-        else:
-            assign(self.final_state, step.final_state)
-        slot = self.row * self.num_envs + torch.arange(self.num_envs, device=reward.device)
-        self.reward.index_copy_(0, slot, reward)
+        lane = torch.arange(self.num_envs, device=step.reward.device)
+        slot = self.row * self.num_envs + lane
+        self.reward.index_copy_(0, slot, step.reward)
         self.ended.index_copy_(0, slot, step.terminated | step.truncated)
+        self.truncated.index_copy_(0, slot, step.truncated)
+        kept = torch.where(step.truncated, self.cut.clamp(max=self.cuts), self.cuts) * self.num_envs + lane
+        for name, states in self.finals._asdict().items():
+            if name not in self.rules.game.HIDDEN:
+                states.index_copy_(0, kept, getattr(step.final_state, name))
+        self.cut += step.truncated
         self.row.copy_((self.row + 1) % self.settings.rollout)
 
     def played(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rollout's reward and value (T, N), the value (N,) of where it stopped, and ended (T, N)."""
+        """The rollout's reward and value (T, N), the value (N,) of where it stopped, and ended (T, N).
+
+        An episode cut short has the value of where it was cut in its last reward.
+        """
         shape = (self.settings.rollout, self.num_envs)
-        final_value = self.final_value if self.truncates else self.value_of(self.final_state)
-        return self.reward.view(shape), self.value.view(shape), final_value, self.ended.view(shape)
+        reward, value, ended, truncated = (x.view(shape) for x in (self.reward, self.value, self.ended, self.truncated))
+        worth = self.value_of(self.finals).view(-1, self.num_envs)
+        if self.cuts:
+            number = truncated.to(torch.int64).cumsum(0) - 1  # of the lane's cuts
+            ahead = self.settings.gamma * worth.gather(0, number.clamp(0, self.cuts - 1))
+            reward = torch.where(truncated, torch.where(number < self.cuts, reward + ahead, value), reward)
+            self.cut.zero_()
+        return reward, value, worth[-1], ended
 
     def forget(self) -> None:
         """Nothing outlives an update."""

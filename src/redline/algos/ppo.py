@@ -19,7 +19,7 @@ from redline.algos import nets, onpolicy
 from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, linear, memory_bytes
 from redline.algos.optim import flatten
 from redline.core import random
-from redline.core.records import Hardware, Runtime, Spec
+from redline.core.records import EnvKind, Hardware, Runtime, Spec
 from redline.envs.batch import Rules, legal
 
 __all__ = ["FIXED", "Config", "Learner", "complete", "memory_bytes", "policy_net", "suggest"]
@@ -51,20 +51,34 @@ FIXED = (*onpolicy.FIXED, "separate", "average")
 _AVERAGE = "average."  # before the names of averaged weights in a checkpoint
 
 
-def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
     """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
-    if hardware.kind == "cuda":
+    gpu = hardware.kind == "cuda"
+    if kind == "process":
         return {
-            "num_envs": (16_384, "enough games to fill a GPU each step"),
-            "rollout": (32, "short rollouts of many games are learned from while they are fresh"),
-            "epochs": (2, "new games cost little here: more of them beats learning twice as often from each"),
-            "hidden": ((512, 512), "a GPU multiplies wider layers at little cost"),
+            "num_envs": (max(8, hardware.cores) if gpu else hardware.cores, "a process a core; a GPU wants at least 8"),
+            "rollout": (512 if gpu else 256, "few games: long rollouts, so that there is something to learn from"),
+            "epochs": (10 if gpu else 4, "processes play slowly: each step is learned from often"),
+            "batch_size": (256 if gpu else 64, "many small steps from each rollout"),
+            "hidden": ((256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
         }
+    games, hidden, width = {
+        "cpu-few": (512, (64, 64), "matrix products are what a CPU's time goes to"),
+        "cpu-many": (1_024, (128, 128), "more cores multiply wider layers as fast"),
+        "gpu-small": (4_096, (256, 256), "a GPU multiplies wider layers at little cost"),
+        "gpu-mid": (8_192, (256, 256), "a GPU multiplies wider layers at little cost"),
+        "gpu-large": (16_384, (512, 512), "a GPU multiplies wider layers at little cost"),
+    }[hardware.tier]
+    fill = "enough games to share the cost of a step, few enough to learn from often"
+    often = "playing is what a CPU's time goes to: each game is learned from three times"
+    if gpu:
+        fill = "enough games to fill a GPU of this size each step"
+        often = "new games cost little here: more of them beats learning twice as often from each"
     return {
-        "num_envs": (512, "enough games to share the cost of a step, few enough to learn from often"),
+        "num_envs": (games, fill),
         "rollout": (32, "short rollouts of many games are learned from while they are fresh"),
-        "epochs": (3, "playing is what a CPU's time goes to: each game is learned from three times"),
-        "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
+        "epochs": (2 if gpu else 3, often),
+        "hidden": (hidden, width),
     }
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 # Any NamedTuple of tensors: a game's State, a Step, a Batch.
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
+# Classes of machines: a CPU of up to 4 cores or more; a GPU below 10 GB, up to 30 GB or without bfloat16 (T4, RTX), above.
+Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
+EnvKind = Literal["tensor", "process"]  # games of tensors on the device, or each in a process of the host
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,15 @@ class Hardware:
     @property
     def kind(self) -> str:
         return self.device.split(":")[0]
+
+    @property
+    def tier(self) -> Tier:
+        """The class of machine settings are chosen by. An Apple GPU counts as the CPU it comes with."""
+        if self.kind != "cuda":
+            return "cpu-few" if self.cores <= 4 else "cpu-many"
+        if self.memory_gb < 10:
+            return "gpu-small"
+        return "gpu-mid" if self.memory_gb < 30 or self.capability < (8, 0) else "gpu-large"
 
 
 def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:

@@ -39,6 +39,8 @@ def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
             return "fp32", "a CPU multiplies float32 fastest"
         if hardware.bf16:
             return "bf16", "this GPU's tensor cores multiply bfloat16; weights stay float32"
+        if (0, 0) < hardware.capability < (7, 0):
+            return "fp32", "this GPU has no tensor cores, and float16 would be slower"
         return "fp16", "this GPU has float16 tensor cores but no bfloat16; losses are scaled"
     if wanted == "tf32" and hardware.kind != "cuda":
         raise UserError(f"precision tf32 needs a CUDA device; {hardware.device} has none. Take fp32.")
@@ -100,7 +102,7 @@ class Compiler:
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
-        self.notify(f"Running without compilation: torch.compile failed ({_first_line(error)}).")
+        self.notify(f"Running without compilation: torch.compile failed ({first_line(error)}).")
 
 
 class Graph:
@@ -143,7 +145,7 @@ class Graph:
                 self.function()
         except Exception as error:
             self.enabled = False
-            self.notify(f"Running without CUDA graphs: capture failed ({_first_line(error)}).")
+            self.notify(f"Running without CUDA graphs: capture failed ({first_line(error)}).")
             torch.cuda.set_stream(stream)  # a capture that the device broke off leaves its own stream the current one
             torch.cuda.synchronize()
             self.function()
@@ -152,6 +154,6 @@ class Graph:
         graph.replay()  # capturing ran nothing
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

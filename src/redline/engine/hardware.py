@@ -15,7 +15,7 @@ from redline.core.records import Hardware
 
 
 def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first GPU if there is one; anything else must exist."""
+    """`auto` is the current CUDA device if there is one; anything else must exist."""
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -71,6 +71,16 @@ def find_compiler() -> str:
         if name and shutil.which(name):
             return name
     return ""
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the machine has one, whatever torch makes of it."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def shared_memory_bytes(folder: Path = Path("/dev/shm")) -> int | None:
+    """What processes may share with each other; None where it has no limit of its own."""
+    return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
 def _processor() -> str:

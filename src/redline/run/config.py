@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from redline import algos
-from redline.core.errors import UserError
+from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, make_rules
@@ -34,7 +34,8 @@ class Settings:
     """Options of `redline train`. None: chosen from the hardware."""
 
     env: str  # the game
-    algo: str = "auto"  # dqn, ppo; auto: what suits the game
+    algo: str = "auto"  # dqn, ppo, pqn; auto: what suits the game
+    preset: str | None = None  # a combination of options by its name; options given besides win
     num_envs: int | None = None  # games played at once
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
@@ -118,11 +119,17 @@ def digest(record: Any) -> str:
 
 
 def resolve(settings: Settings) -> Plan:
-    """Decide everything `settings` leaves open; impossible wishes are errors that name the key."""
+    """Decide everything `settings` leaves open; impossible wishes are errors that name the key.
+
+    Device `auto` is the first GPU here; `devices.decide` measures whether it is the faster one.
+    """
     game = load_game(settings.env)
     device = hardware.pick_device(settings.device)
     machine = hardware.detect(device)
-    reasons: dict[str, str] = {}
+    reasons = {"device": "asked for"}
+    if settings.device == "auto":
+        only = "there is only a CPU: no CUDA device was found"
+        reasons["device"] = only if device.type == "cpu" else "a CUDA device was found"
 
     for_game = game.suggest(machine, settings.env_options)
     algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
@@ -151,9 +158,13 @@ def resolve(settings: Settings) -> Plan:
                 )
             wanted[name] = getattr(settings, name)
     fits = wanted.get("replay_capacity") == "auto" and wanted.pop("replay_capacity") == "auto"
+    defaults = {name: value for name, (value, _) in suggested.items()}
+    if settings.preset is not None:
+        preset = _find_preset(algo, settings)
+        defaults |= preset
+        reasons |= dict.fromkeys(preset, f"of the preset {settings.preset}")
     for name in wanted:
         reasons.pop(name.replace("-", "_"), None)
-    defaults = {name: value for name, (value, _) in suggested.items()}
     algo_config = options.build(algo.Config, wanted, f"{settings.algo}.", defaults)
 
     if fits:
@@ -197,6 +208,20 @@ def resolve(settings: Settings) -> Plan:
         run_dir=run_dir,
         curriculum=curriculum,
         reasons=reasons,
+    )
+
+
+def _find_preset(algo: ModuleType, settings: Settings) -> dict[str, Any]:
+    """The options of the preset asked for."""
+    known: dict[str, dict[str, Any]] = getattr(algo, "PRESETS", {})
+    if settings.preset in known:
+        return known[settings.preset]
+    if known:
+        hint = nearest(str(settings.preset), known) or "."
+        raise UserError(f"{settings.algo} has no preset '{settings.preset}'{hint} Presets: {', '.join(known)}.")
+    others = [name for name in algos.names() if getattr(algos.load(name), "PRESETS", None)]
+    raise UserError(
+        f"{settings.algo} has no presets; leave --preset away or take another --algo that has: {', '.join(others)}."
     )
 
 
@@ -250,6 +275,8 @@ def _pick_compile(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
         return wanted, "asked for"
     if machine.kind == "mps":
         return False, "torch.compile does not pay on this device"
+    if (0, 0) < machine.capability < (7, 0):
+        return False, "torch.compile needs a GPU of compute capability 7.0 or more"
     if machine.kind == "cpu" and not machine.compiler:
         return False, "no C++ compiler (g++ or clang++) was found; install one to train faster"
     return True, "fuses each stage into a few kernels"

@@ -13,14 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
-from redline.engine import fast
+from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
+from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
 MAX_SEED = 2**46  # training seeds end here
@@ -51,10 +53,12 @@ class Evaluation:
         `score_mean` and its like are over all games begun, and so at most the truth where some were still going on.
         `score_censored` is the score per game over: unfinished games count with what they scored, and as no game over.
         It is what the mean would come to if every game were played out and a game's end were as likely at any score.
+        `_low` and `_high` end a 95 % interval, None where one game says nothing of it; `score_ci95` is half its width.
         """
-        count = len(self.scores)
-        spread = float(self.scores.std(correction=1)) if count > 1 else 0.0
+        count, scores = len(self.scores), self.scores.numpy()
+        mean, middle = bootstrap(scores) if count > 1 else (None, None)
         wins = int(self.wins.sum())
+        won, won_by = share_interval(wins, count)
         total, game_overs = float(self.scores.sum()), int(self.game_over.sum())
         fewest, most = poisson_interval(game_overs)
         return {
@@ -64,7 +68,13 @@ class Evaluation:
             "eval_steps": int(self.lengths.sum()),
             "stopped_by": self.stopped_by,
             "score_mean": total / count,
-            "score_ci95": 1.96 * spread / math.sqrt(count),
+            "score_ci95": (mean.high - mean.low) / 2 if mean else 0.0,
+            "score_low": mean.low if mean else None,
+            "score_high": mean.high if mean else None,
+            "score_iqm": float(iqm(scores)),
+            "score_iqm_low": middle.low if middle else None,
+            "score_iqm_high": middle.high if middle else None,
+            "score_median": float(np.median(scores)),
             "score_min": float(self.scores.min()),
             "score_max": float(self.scores.max()),
             "total_score": total,
@@ -73,25 +83,11 @@ class Evaluation:
             "score_censored_high": total / fewest if fewest else None,
             "length_mean": float(self.lengths.mean()),
             "win_rate": wins / count,
+            "win_rate_low": won.low,
+            "win_rate_high": won.high,
+            "win_rate_interval": won_by,
             "steps_per_win": float(self.lengths[self.wins].mean()) if wins else None,
         }
-
-
-def poisson_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact (Garwood) interval of the expected number of rare events where `count` were seen."""
-    tail = (1 - confidence) / 2
-
-    def solve(at_most: int, probability: float) -> float:
-        """The expectation at which `at_most` events or fewer have this probability: it falls as the expectation grows."""
-        low, high = 0.0, at_most + 10 * math.sqrt(at_most + 1) + 10
-        for _ in range(100):
-            middle = (low + high) / 2
-            # Of a Poisson variable: P(X <= k) is the regularized upper incomplete gamma function of k + 1.
-            found = torch.special.gammaincc(*torch.tensor([at_most + 1, middle], dtype=torch.float64))
-            low, high = (middle, high) if float(found) > probability else (low, middle)
-        return (low + high) / 2
-
-    return (solve(count - 1, 1 - tail) if count else 0.0), solve(count, tail)
 
 
 def greedy(net: nn.Module, device: torch.device) -> Policy:
@@ -103,6 +99,31 @@ def greedy(net: nn.Module, device: torch.device) -> Policy:
         return values.argmax(1)
 
     return policy
+
+
+def evaluate_net(
+    net: nn.Module,
+    rules: Rules,
+    device: torch.device,
+    episodes: int,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda _: None,
+    max_steps: int = 0,
+) -> Evaluation:
+    """`evaluate` of the greedy policy of `net`, which is on `device`, by the fastest means that device has."""
+    machine = hardware.detect(device)
+    compiles = machine.kind == "cuda" or (machine.kind == "cpu" and bool(machine.compiler))
+    return evaluate(
+        rules,
+        greedy(net, device),
+        episodes,
+        device,
+        seed,
+        progress,
+        max_steps=max_steps,
+        compile=compiles,
+        graph=machine.kind == "cuda",
+    )
 
 
 @torch.no_grad()

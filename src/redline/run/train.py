@@ -17,8 +17,9 @@ import torch
 
 from redline.core.errors import UserError
 from redline.replay.disk import FILE
+from redline.run import devices
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
-from redline.run.config import Plan, Settings, resolve
+from redline.run.config import Plan, Settings
 from redline.run.evaluate import Policy, evaluate, greedy
 from redline.run.folder import Metrics, read_config, write_json
 from redline.run.progress import Progress, device_use, quantity
@@ -39,7 +40,9 @@ class Run:
 
 def train(settings: Settings) -> Run:
     """Train as `settings` ask, continuing the run folder's newest checkpoint unless told otherwise."""
-    plan = resolve(settings)
+    if settings.deterministic:  # without it cuBLAS refuses; it looks once, and measuring devices uses it already
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    plan = devices.decide(settings)
     deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
     phases = len(plan.curriculum.phases) if plan.curriculum else 0
@@ -47,7 +50,6 @@ def train(settings: Settings) -> Run:
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
             if settings.deterministic:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
                 torch.use_deterministic_algorithms(True)
             return _train(plan, lock, progress)
     except torch.OutOfMemoryError as error:
@@ -231,6 +233,8 @@ def _opening(plan: Plan) -> list[str]:
         f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
         f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
     ]
+    if plan.settings.device == "auto" and torch.cuda.is_available():
+        lines.append(f"Device {plan.device}: {plan.reasons['device']}.")
     if not plan.compile and plan.settings.compile is None:
         lines.append(f"Running without compilation: {plan.reasons['compile']}.")
     if plan.curriculum:

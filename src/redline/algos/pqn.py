@@ -1,0 +1,165 @@
+"""PQN: Q-learning from what was just played, without replay and without a target network.
+
+Follows Gallici et al. 2024: returns Q(lambda) in Peng's form, computed backwards over a rollout of many environments, and a
+network whose layers are normalised, which is what keeps it stable. Different here: Adam instead of RAdam, and, as in our
+DQN, every environment has its own share of random moves in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.algos import nets, onpolicy, ppo
+from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
+from redline.core import random, select
+from redline.core.records import EnvKind, Hardware, Runtime, Spec
+from redline.envs.batch import Rules, legal
+
+__all__ = ["FIXED", "Config", "Learner", "complete", "memory_bytes", "policy_net", "suggest"]
+
+
+@dataclass(frozen=True)
+class Config(OnPolicyConfig):
+    """Settings of PQN."""
+
+    learning_rate: float = 5e-4
+    learning_rate_end: float = 2e-5
+    max_grad_norm: float = 10.0
+    layer_norm: bool = True
+    q_lambda: float = 0.65  # 0: one step, then the network's value; 1: what was earned to the end of the rollout
+    epsilon_start: float = 1.0  # share of random moves
+    epsilon_high: float = 0.1  # the boldest environment's in the end
+    epsilon_low: float = 0.001  # the most careful one's
+    exploration: float = 0.1  # share of training until then
+    dueling: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rates = ("epsilon_start", "epsilon_high", "epsilon_low", "exploration")
+        self.expect(("q_lambda", *rates), "a number from 0 to 1", lambda x: 0 <= x <= 1)
+
+
+FIXED = (*onpolicy.FIXED, "dueling")
+
+
+def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
+    """Settings that follow from the hardware, each with its reason: those of PPO, with a network of half the width."""
+    found = ppo.suggest(hardware, kind)
+    narrower = tuple(max(width // 2, 64) for width in found["hidden"][0])
+    return found | {"hidden": (narrower, "its layers are normalised, which costs as much as their products")}
+
+
+def q_returns(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float, lam: float) -> Tensor:
+    """Q(lambda) returns (T, N) of reward, value and ended (T, N); next_value (N,) follows the last row.
+
+    `value` is that of the best action of each state. Nothing is seen across an end. An episode that was cut short has the
+    value of where it was cut in its last reward.
+    """
+    found = []
+    running = next_value
+    for t in range(reward.shape[0] - 1, -1, -1):
+        ahead = lam * running + (1 - lam) * next_value
+        running = reward[t] + torch.where(ended[t], 0.0, gamma * ahead)
+        found.append(running)
+        next_value = value[t]
+    return torch.stack(found[::-1])
+
+
+def epsilon(config: Config, progress: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
+    """Share of random moves of each lane, (N,) float32: from the start, on a straight line, to the lane's own end.
+
+    The ends are spread geometrically from epsilon_high (lane 0) to epsilon_low (the last).
+    """
+    low = max(config.epsilon_low, 1e-8)  # a geometric ladder has no rung at 0
+    place = lanes.to(torch.float32) / max(num_envs - 1, 1)
+    end = config.epsilon_high * (low / max(config.epsilon_high, low)) ** place
+    done = (progress / max(config.exploration, 1e-8)).clamp(0.0, 1.0)
+    return config.epsilon_start + (end - config.epsilon_start) * done
+
+
+class Learner(OnPolicy):
+    """Four verbs: act, ingest, update, state_dict."""
+
+    metrics = ("loss", "q_mean", "epsilon")
+
+    def __init__(
+        self,
+        rules: Rules,
+        config: Config,
+        state: Any,
+        num_envs: int,
+        seed: int,
+        runtime: Runtime,
+        accumulate: int = 1,
+    ) -> None:
+        """`state` (N, …) is an example of the game's State of all lanes."""
+        self.config, _ = config, _ = complete(config, num_envs)
+        spec = rules.game.spec(rules.config)
+        self.net = nets.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
+        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, self.net)
+
+    def values(self, obs: Tensor, legal: Tensor | None) -> Tensor:
+        """Of all actions (N, A) float32, the illegal ones far below."""
+        with torch.no_grad(), self.runtime.autocast():
+            values: Tensor = self.net(obs, legal)
+        return values
+
+    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Greedy actions (N,) int64. legal (N, A) bool, None: all are."""
+        return self.values(obs, legal).argmax(1)
+
+    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon. What they are worth is remembered."""
+        lane = torch.arange(self.num_envs, device=obs.device)
+        key = random.fold(self.key, 2 * self.acted)
+        explore = random.uniform(random.bits(key, 2 * lane)) < epsilon(self.config, self.progress, lane, self.num_envs)
+        draw = random.bits(key, 2 * lane + 1)
+        anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
+        values = self.values(obs, legal)
+        action = torch.where(explore, anything, values.argmax(1))
+        self.remember(obs, legal, action, _best(values, legal))
+        return action
+
+    @torch.no_grad()
+    def value_of(self, state: Any) -> Tensor:
+        """(N,) float32."""
+        allowed = legal(self.rules, state)
+        return _best(self.values(self.rules.game.observe(self.rules.config, state), allowed), allowed)
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Returns of the rollout, and this update's learning rate."""
+        self.target.copy_(q_returns(*self.played(), self.config.gamma, self.config.q_lambda).flatten())
+        self.follow_schedule()
+
+    def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
+        with self.runtime.autocast():
+            values = self.net.chosen(self.obs[index], self.action[index])
+        loss = 0.5 * (values - self.target[index]).square().mean() / self.accumulate
+        with torch.no_grad():
+            lane = torch.arange(self.num_envs, device=index.device)
+            boldness = epsilon(self.config, self.progress, lane, self.num_envs).mean()
+            measured = torch.stack([values.mean(), boldness]) / self.accumulate
+        return loss, torch.cat([loss.detach().unsqueeze(0), measured])
+
+    def model(self) -> dict[str, Tensor]:
+        """All weights, by name."""
+        return dict(self.net.state_dict())
+
+
+def _best(values: Tensor, legal: Tensor | None) -> Tensor:
+    """The value of the best action (N,); a state without a legal one is worth nothing."""
+    best = values.amax(1)
+    return best if legal is None else torch.where(legal.any(1), best, 0.0)
+
+
+def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
+    """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
+    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
+    net.load_state_dict(model)
+    return net.eval()

@@ -1,0 +1,125 @@
+"""Several runs on the same held-out games: a record of each, and what they come to together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from redline.core.errors import UserError
+from redline.run.agent import Agent
+from redline.run.evaluate import Evaluation, evaluate_net
+from redline.run.statistics import bootstrap_runs, iqm
+
+_GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
+_VIEW = ("view", "sight")  # options of a game that say what the agent sees of it, not how it goes
+
+
+def evaluate_runs(
+    agents: Sequence[Agent],
+    episodes: int,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda run, done: None,  # noqa: ARG005
+    max_steps: int = 0,
+) -> dict[str, Any]:
+    """Each agent plays the same games. `runs` holds what `Agent.evaluate` gives of each, the rest is over the runs.
+
+    `progress` hears the number of the run, from 0, and what `evaluate` tells of it.
+    """
+    check_comparable(agents)
+    started = time.monotonic()
+    outcomes, records = [], []
+    for number, agent in enumerate(agents):
+        began, tell = time.monotonic(), partial(progress, number)
+        outcome = evaluate_net(agent.net, agent.rules, agent.device, episodes, seed, tell, max_steps)
+        outcomes.append(outcome)
+        records.append(
+            {
+                "env": agent.config["env"],
+                "algo": agent.config["algo"],
+                "device": str(agent.device),
+                "run": str(agent.path),
+                "env_steps": agent.env_steps,
+                **outcome.summary(),
+                "seconds": time.monotonic() - began,
+                "settings": agent.config,
+            }
+        )
+    return {
+        "env": agents[0].config["env"],
+        "device": str(agents[0].device),
+        **over_runs(outcomes),
+        "best": max(records, key=_score)["run"],
+        "worst": min(records, key=_score)["run"],
+        "runs": records,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _score(record: dict[str, Any]) -> float:
+    """What ranks runs: the score per game over where games were cut off, for then the mean depends on the budget."""
+    if record["finished"] == record["episodes"]:
+        return float(record["score_mean"])
+    return float(record["score_censored"] or record["score_censored_low"])
+
+
+def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
+    """Fields as of one evaluation: counts, extremes and the score per game over are of all games together, the rest is
+    over the runs, each of which counts as one, with its mean score and its win rate.
+    """
+    games: dict[str, Any] = {name: torch.cat([getattr(outcome, name) for outcome in outcomes]) for name in _GAMES}
+    together = Evaluation(**games, stopped_by=outcomes[0].stopped_by).summary()
+    scores = [outcome.scores.numpy() for outcome in outcomes]
+    wins = [outcome.wins.double().numpy() for outcome in outcomes]
+    means = np.array([values.mean() for values in scores])
+    mean, middle = bootstrap_runs(scores)
+    found = {
+        "score_mean": float(means.mean()),
+        "score_ci95": (mean.high - mean.low) / 2,
+        "score_low": mean.low,
+        "score_high": mean.high,
+        "score_iqm": float(iqm(means)),
+        "score_iqm_low": middle.low,
+        "score_iqm_high": middle.high,
+        "score_median": float(np.median(means)),
+        "win_rate": float(np.mean([values.mean() for values in wins])),
+    }
+    if together["win_rate_interval"] == "bootstrap":  # else nearly all games were won, or lost, whatever the run
+        won, _ = bootstrap_runs(wins)
+        found |= {"win_rate_low": won.low, "win_rate_high": won.high}
+    return together | found
+
+
+def check_comparable(agents: Sequence[Agent]) -> None:
+    """Refuse runs whose scores mean different things, and a run that would count twice."""
+    first, *others = agents
+    rules = _rules_of(first)
+    seen = {first.path.resolve()}
+    for other in others:
+        if other.path.resolve() in seen:
+            raise UserError(f"{other.path} is named twice; name every run once.")
+        seen.add(other.path.resolve())
+        if other.config["env"] != first.config["env"]:
+            raise UserError(
+                f"{first.path} is a run of {first.config['env']}, {other.path} of {other.config['env']}; their scores "
+                "cannot be compared. Evaluate runs of one game together."
+            )
+        here = _rules_of(other)
+        differs = [f"{name} is {rules[name]} there, {here[name]} here" for name in rules if rules[name] != here[name]]
+        if differs:
+            raise UserError(
+                f"{other.path} plays by other rules than {first.path}: {'; '.join(differs)}. Evaluate runs of the same "
+                "rules together."
+            )
+
+
+def _rules_of(agent: Agent) -> dict[str, Any]:
+    """What games and scores depend on: neither rewards nor what the agent sees."""
+    options = dataclasses.asdict(agent.rules.config)
+    kept = {f"env.{k}": v for k, v in options.items() if not k.startswith("reward_") and k not in _VIEW}
+    return kept | {"time_limit": agent.rules.time_limit}

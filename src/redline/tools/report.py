@@ -1,0 +1,309 @@
+"""`redline report`: what runs came to, from their folders alone. A table in Markdown, curves as PNG."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redline.core.errors import StorageError, UserError
+from redline.run.folder import read_config
+from redline.run.progress import quantity
+from redline.run.statistics import iqm
+from redline.tools.curves import Curve, draw
+
+_OF_ONE_RUN = ("seed", "run_dir", "resume")  # settings in which the runs of a group may differ
+_FIGURES = (("score", "training score", 1), ("win_rate", "training games won in %", 100))  # and what it is shown times
+_EVALUATED = (
+    *("score_mean", "score_ci95", "score_censored", "score_censored_low", "score_censored_high"),
+    *("win_rate", "steps_per_win", "finished", "eval_steps", "env_steps"),
+)
+_AXES = (("env_steps", "env-steps"), ("seconds", "seconds"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run left behind, as far as it could be read."""
+
+    path: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]  # records of the log points
+    evaluation: dict[str, Any]  # _EVALUATED, episodes, and score with its kind; empty: there is none
+
+    @property
+    def group(self) -> str:
+        """The same text for runs that differ only in their seed."""
+        return json.dumps({k: v for k, v in self.config.items() if k not in _OF_ONE_RUN}, sort_keys=True)
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a figure of the metrics."""
+        return next((value for record in reversed(self.metrics) if (value := _number(record, name)) is not None), None)
+
+    def curve(self, x: str, y: str) -> Curve:
+        """Two figures of the metrics, of every record that holds both, x ascending."""
+        pairs = [(_number(record, x), _number(record, y)) for record in self.metrics]
+        points = np.array(sorted((a, b) for a, b in pairs if a is not None and b is not None)).reshape(-1, 2)
+        return points[:, 0], points[:, 1]
+
+    def summary(self) -> dict[str, Any]:
+        """Its row of the table; None where nothing is known."""
+        steps, seconds = self.last("env_steps"), self.last("seconds")
+        return {
+            "run": str(self.path),
+            "env": self.config["env"],
+            "algo": self.config["algo"],
+            "seed": self.config.get("seed"),
+            "env_steps": int(steps) if steps is not None else None,
+            "minutes": seconds / 60 if seconds is not None else None,
+            "env_steps_per_second": steps / seconds if steps is not None and seconds else None,
+            "training_score": self.last("score"),
+            "training_win_rate": self.last("win_rate"),
+            "evaluation": self.evaluation or None,
+            "win_rate": self.evaluation.get("win_rate", self.last("win_rate")),
+        }
+
+
+def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Write `report.md` and its pictures into the folder `out`; fields as of `redline report --json`.
+
+    `notes` says what could not be read, `missing` why there are no pictures where matplotlib is not installed.
+    """
+    runs, notes = read_runs(paths)
+    report, missing = out / "report.md", ""
+    pictures: dict[str, tuple[str, bytes]] = {}
+    try:
+        pictures = _pictures(runs)
+    except ImportError:
+        missing = (
+            f"{report} has no curves, for matplotlib is not installed; install it with pip install 'redline[report]'."
+        )
+    text = markdown(runs, {name: caption for name, (caption, _) in pictures.items()}, notes)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, (_, data) in pictures.items():
+            _write(out / name, data)
+        _write(report, text.encode())
+    except OSError as error:
+        raise StorageError(
+            f"Cannot write {report}: {error.strerror or error}. Name another place with --out."
+        ) from error
+    return {
+        "report": str(report),
+        "pictures": [str(out / name) for name in pictures],
+        "runs": [run.summary() for run in runs],
+        "notes": notes,
+        "missing": missing,
+    }
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    finally:
+        with suppress(OSError):  # gone when all went well
+            part.unlink()
+
+
+# ---- reading
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
+    """The runs in `paths`, each once, and a sentence for whatever is missing or damaged; an error if there is no run."""
+    runs: list[RunFolder] = []
+    notes: list[str] = []
+    for path in {path.resolve(): path for path in paths}.values():
+        if not path.is_dir():
+            raise UserError(f"There is no run folder {path}; train one with redline train.")
+        try:
+            config = read_config(path)
+        except UserError as error:  # one folder among many, as runs/* gives them
+            if len(paths) == 1:
+                raise
+            notes.append(f"Left out: {error}")
+            continue
+        metrics = _read_metrics(path / "metrics.jsonl", notes)
+        runs.append(RunFolder(path, config, metrics, _evaluation(path, notes)))
+    if not runs:
+        raise UserError(f"None of these {len(paths)} folders is a run: {notes[0].removeprefix('Left out: ')}")
+    return runs, notes
+
+
+def _read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; lines that are none are left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        notes.append(f"{path} cannot be read ({error.strerror}): this run has no curves.")
+        return []
+    found = [record for line in lines if (record := _record(line)) and _number(record, "env_steps") is not None]
+    if not found:
+        notes.append(f"{path} holds no records yet: this run has no curves.")
+    elif len(found) < len(lines):
+        notes.append(f"{path}: {len(lines) - len(found)} of {len(lines)} lines are torn or garbled and were left out.")
+    return found
+
+
+def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
+    """Of what `redline eval` and the end of training stored, that of the newest agent with the most steps played.
+
+    Not the highest: that would be the luckiest.
+    """
+    found: list[dict[str, Any]] = []
+    for name, count in (("eval.json", "episodes"), ("result.json", "eval_episodes")):
+        try:
+            record = _record((path / name).read_text(errors="replace"))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            notes.append(f"{path / name} cannot be read ({error.strerror}); it was left out.")
+            continue
+        if not record:
+            notes.append(f"{path / name} is torn or garbled and was left out.")
+            continue
+        if _number(record, "score_mean") is None:  # training that was not followed by an evaluation
+            continue
+        numbers: dict[str, Any] = {key: _number(record, key) for key in _EVALUATED}
+        numbers |= {"episodes": _number(record, count), "kind": "mean", "score": numbers["score_mean"]}
+        if numbers["finished"] != numbers["episodes"] and numbers["score_censored_low"] is not None:
+            # Games were cut off, and what they scored depends on where; the score per game over does not.
+            numbers |= {"kind": "per game over", "score": numbers["score_censored"]}
+            if numbers["score"] is None:
+                numbers |= {"kind": "at least", "score": numbers["score_censored_low"]}
+        found.append(numbers)
+    return max(found, key=lambda record: (record["env_steps"] or 0, record["eval_steps"] or 0), default={})
+
+
+def _record(text: str) -> dict[str, Any]:
+    """A JSON object; empty if it is none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _number(record: Mapping[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    with suppress(OverflowError):  # a whole number may have any number of digits
+        return float(value) if math.isfinite(value) else None
+    return None
+
+
+# ---- writing
+
+
+def markdown(runs: Sequence[RunFolder], pictures: Mapping[str, str], notes: Sequence[str]) -> str:
+    """The report; `pictures` are captions by file name."""
+    lines = ["# Report", "", *_table([_row(run) for run in runs])]
+    seeds = [group for group in _groups(runs) if len(group) > 1]
+    if seeds:
+        lines += ["", "Runs that differ only in their seed, by their evaluations:", ""]
+        lines += _table([_row_of_group(group, runs) for group in seeds])
+    for name, caption in pictures.items():
+        lines += ["", f"![{caption}]({name})"]
+    if seeds and pictures:
+        lines += ["", "Runs that differ only in their seed are one line, their mean, in a band from lowest to highest;"]
+        lines += ["it ends where the shortest of them ends."]
+    if notes:
+        lines += ["", "Notes:", "", *(f"- {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return [f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in line)} |" for line in lines]
+
+
+def _row(run: RunFolder) -> dict[str, str]:
+    found = run.summary()
+    speed, won = found["env_steps_per_second"], found["win_rate"]
+    in_training = "" if run.evaluation else " (training)"
+    return {
+        "run": found["run"],
+        "game": found["env"],
+        "algorithm": found["algo"],
+        "seed": _text(found["seed"], ""),
+        "env-steps": _text(found["env_steps"], ","),
+        "minutes": _text(found["minutes"], ".1f"),
+        "env-steps/s": "-" if speed is None else quantity(speed),
+        "last training score": _text(found["training_score"], ".2f"),
+        "evaluation": _evaluation_text(run.evaluation),
+        "win rate": "-" if won is None else f"{100 * won:.1f} %{in_training}",
+    }
+
+
+def _text(value: Any, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}" if form else str(value)
+
+
+def _evaluation_text(found: Mapping[str, Any]) -> str:
+    if not found:
+        return "-"
+    if found["kind"] == "at least":
+        return f"more than {found['score']:.2f} per game over"
+    if found["kind"] == "per game over":
+        low, high = (_text(found[f"score_censored_{end}"], ".2f") for end in ("low", "high"))
+        return f"{found['score']:.2f} per game over ({low} to {high})"
+    reach = f" ± {found['score_ci95']:.2f}" if found["score_ci95"] is not None else ""
+    games = f" ({found['episodes']:,.0f} games)" if found["episodes"] is not None else ""
+    return f"{found['score']:.2f}{reach}{games}"
+
+
+def _row_of_group(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> dict[str, str]:
+    found = [run.evaluation for run in group if run.evaluation]
+    kinds = {evaluation["kind"] for evaluation in found}
+    row = {"runs": _label(group, runs), "evaluated": f"{len(found)} of {len(group)}"}
+    figures: tuple[Any, ...] = (None,) * 4
+    if len(kinds) == 1 and kinds != {"at least"}:
+        scores = [evaluation["score"] for evaluation in found]
+        figures = float(np.mean(scores)), float(iqm(scores)), min(scores), max(scores)
+    names = ("mean", "IQM", "worst run", "best run")
+    return row | {name: _text(figure, ".2f") for name, figure in zip(names, figures, strict=True)}
+
+
+def _groups(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
+    """Runs that differ only in their seed, together."""
+    found: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        found.setdefault(run.group, []).append(run)
+    return list(found.values())
+
+
+def _label(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> str:
+    """The names of a group's folders; with their paths where two of all runs have one name."""
+    short = len({run.path.resolve().name for run in runs}) == len(runs)
+    names = [run.path.resolve().name if short else str(run.path) for run in group]
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _pictures(runs: Sequence[RunFolder]) -> dict[str, tuple[str, bytes]]:
+    """Captions and PNG files by their names: of every game its score and win rate, by env-steps and by seconds."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for number, env in enumerate(dict.fromkeys(run.config["env"] for run in runs)):
+        of_game = _groups([run for run in runs if run.config["env"] == env])
+        prefix = re.sub(r"[^A-Za-z0-9]+", "-", env[:40]).strip("-") or "game"
+        if any(name.startswith(f"{prefix}-") for name in found):
+            prefix = f"{prefix}-{number}"
+        for figure, figure_label, scale in _FIGURES:
+            for axis, axis_label in _AXES:
+                curves = {_label(group, runs): [run.curve(axis, figure) for run in group] for group in of_game}
+                curves = {label: [(x, scale * y) for x, y in group if len(x)] for label, group in curves.items()}
+                curves = {label: group for label, group in curves.items() if group}
+                if curves:
+                    name = f"{prefix}-{figure}-{axis}.png".replace("_", "-")
+                    caption = f"{' '.join(env.split())}: {figure_label} against {axis_label}"
+                    found[name] = caption, draw(curves, env, axis_label, figure_label)
+    return found

@@ -1,0 +1,47 @@
+"""The choice of a device where there are two: quick, captured as in training, and without a trace in memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline import algos
+from redline.run import devices
+from redline.run.config import Settings
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was measured before; a graph that cannot be captured is an error here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "_say_nothing", pytest.fail)
+    torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")  # starting CUDA is no part of the choice
+
+
+@pytest.mark.parametrize("algo", algos.names())
+def test_a_gpu_is_chosen_within_seconds_and_remembered(game_name: str, algo: str) -> None:
+    before = torch.cuda.memory_allocated()
+    started = time.perf_counter()
+    plan = devices.decide(Settings(game_name, algo))
+    assert time.perf_counter() - started < 8
+    assert plan.device.type == "cuda"
+    assert plan.reasons["device"].startswith("measured before compilation: cpu ")
+    assert torch.cuda.memory_allocated() - before < 64 * 2**20  # workspaces of libraries
+    started = time.perf_counter()
+    again = devices.decide(Settings(game_name, algo))
+    assert time.perf_counter() - started < 0.5
+    assert again.reasons == plan.reasons
+
+
+def test_without_graphs_a_few_games_are_slower_there() -> None:
+    """What is measured is how it will be run: launches from the host cost a GPU what they cost."""
+    small = Settings("snake", num_envs=8, batch_size=8, device="cuda")
+    graphed = devices.samples_per_second(devices.resolve(small))
+    launched = devices.samples_per_second(devices.resolve(Settings(**vars(small) | {"graph": False})))
+    assert graphed > 1.5 * launched
