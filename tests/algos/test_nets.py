@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from redline import games
 from redline.algos import nets
 from redline.core import random
+from redline.core.errors import UserError
 from redline.core.records import Spec
 
 
@@ -43,6 +44,9 @@ def observations(spec: Spec, count: int = 5) -> Tensor:
         ("cnn", (3, 10, 10)),
         ("cnn", (2, 5, 9)),
         ("cnn", (1, 4, 4)),
+        ("resnet", (3, 10, 10)),
+        ("resnet", (4, 36, 40)),
+        ("resnet", (9, 4, 5)),
     ],
 )
 def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: bool) -> None:
@@ -54,10 +58,11 @@ def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: boo
     assert values.abs().max() < 1, "first values should be small"
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_a_batch_equals_its_singles(kind: str) -> None:
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet"])
+def test_a_batch_equals_its_singles(kind: str, layer_norm: bool) -> None:
     spec = spec_of((3, 6, 5))
-    net, obs = build(spec, kind, (16,), True, seed=1), observations(spec)
+    net, obs = build(spec, kind, (16,), True, seed=1, layer_norm=layer_norm), observations(spec)
     singles = torch.cat([net(obs[i : i + 1]) for i in range(len(obs))])
     torch.testing.assert_close(net(obs), singles, rtol=1e-5, atol=1e-6)
 
@@ -185,3 +190,68 @@ def test_building_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "manual_seed_all", asked.append)
     build(spec_of((7,)), "mlp", (16,), False, seed=5)
     assert asked == []
+
+
+# ---- Normalisation, strides, first weights
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_normalised_layers_do_not_see_how_large_their_input_is(kind: str) -> None:
+    spec = spec_of((3, 6, 5))
+    net, obs = build(spec, kind, (16, 8), False, seed=1, layer_norm=True), observations(spec)
+    larger = build(spec_of((3, 6, 5), scale=50.0), kind, (16, 8), False, seed=1, layer_norm=True)
+    torch.testing.assert_close(larger(obs), net(obs), rtol=1e-3, atol=1e-5)
+    plain, louder = (
+        build(spec, kind, (16, 8), False, seed=1),
+        build(spec_of((3, 6, 5), scale=50.0), kind, (16, 8), False, 1),
+    )
+    assert louder(obs).abs().mean() > 50 * plain(obs).abs().mean()
+
+
+def test_normalised_mlp_against_its_formula() -> None:
+    spec = spec_of((8,))
+    net, obs = build(spec, "mlp", (6,), False, seed=3, layer_norm=True), observations(spec)
+    x = obs.float() * 0.5 @ net.dense.layers[0].weight.T + net.dense.layers[0].bias
+    x = (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected = F.relu(x) @ net.dense.head.out.weight.T + net.dense.head.out.bias
+    torch.testing.assert_close(net(obs), expected[:, :4])
+
+
+@pytest.mark.parametrize(("stride", "cells"), [(1, 100), (2, 25), (3, 16)])
+def test_strides_shrink_the_board(stride: int, cells: int) -> None:
+    net = build(spec_of((3, 10, 10)), "cnn", (8,), False, 0, channels=(4, 5), stride=stride)
+    assert net.dense.layers[0].in_features == 5 * cells
+
+
+def test_a_residual_block_begins_as_if_it_were_not_there() -> None:
+    spec = spec_of((3, 6, 6))
+    net, obs = build(spec, "resnet", (8,), False, 0, channels=(4,)), observations(spec)
+    x = F.conv2d(obs.float() * 0.5, net.convs[0].weight[:, :3], net.convs[0].bias, padding=1)
+    expected = net.dense(F.relu(x).flatten(1))
+    torch.testing.assert_close(net(obs), expected)
+    with torch.no_grad():
+        net.blocks[0][0].convs[1].weight.normal_()
+    assert not torch.allclose(net(obs), expected)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "resnet"])
+def test_first_weights_count_the_channels_there_are(kind: str) -> None:
+    """He's deviation for 3 channels of 3x3 cells, not for the 8 that the convolution is padded to."""
+    net = build(spec_of((3, 10, 10)), kind, (8,), False, 0, channels=(256,))
+    assert net.convs[0].weight.std().item() == pytest.approx(math.sqrt(2 / 27), rel=0.05)
+
+
+def test_orthogonal_weights_are() -> None:
+    weight = build(spec_of((16,)), "mlp", (16,), False, 0, init="orthogonal").dense.layers[0].weight
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_of_flat_observations_are_refused() -> None:
+    with pytest.raises(UserError, match="are no planes"):
+        build(spec_of((7,)), "cnn", (16,), False, 0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("channels", ()), ("channels", (0,)), ("stride", 0), ("net", "cn")])
+def test_impossible_shapes_are_errors(field: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{field} is"):
+        nets.NetConfig(**{field: value})

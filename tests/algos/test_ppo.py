@@ -5,11 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from probes import (
+    State,
+    anywhere,
+    choose_then_earn,
+    end_every_fourth,
+    paid_by_action,
+    paid_by_place,
+    probe,
+    seen_at,
+    stand_still,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +29,7 @@ from redline.algos.ppo import Config, Learner
 from redline.collect.device import Collector
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Events, Hardware, Runtime, Spec
+from redline.core.records import Hardware, Runtime, Spec
 from redline.envs import batch
 from redline.envs.batch import Rules, lane_keys
 from redline.run.config import Settings, resolve
@@ -326,101 +336,6 @@ def test_learning_values_of_the_actions_taken_runs_one_row_each() -> None:
 # ---- Small games whose best play is known
 
 
-class State(NamedTuple):
-    place: Tensor  # (N,) int32: 0 to 4
-    clock: Tensor  # (N,) int32: steps of the episode
-    key: Tensor  # (N,) int32
-
-
-Outcome = tuple[Tensor, Tensor, Tensor]  # next place, reward, terminated
-Step = Callable[[State, Tensor], Outcome]
-
-
-def probe(
-    step: Step,
-    start: Callable[[Tensor], Tensor] = torch.zeros_like,
-    time_limit: int = 0,
-    masked: bool = False,
-    afterstates: bool = False,
-    cut_at: int = 0,
-) -> Rules:
-    """A game of five places, of which the player sees one alight; or for each action its reward and the place it leads to.
-
-    The rules themselves truncate after `cut_at` steps, unless it is 0.
-    """
-    actions = 3 if masked else 2
-
-    def init(config: Any, key: Tensor) -> State:
-        del config
-        return State(start(key).to(torch.int32), torch.zeros_like(key), key)
-
-    def play(config: Any, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-        del config
-        place, reward, terminated = step(state, action)
-        never = torch.zeros_like(terminated)
-        after = State(place.to(torch.int32), state.clock + 1, state.key)
-        truncated = after.clock >= cut_at if cut_at else never
-        return after, reward.to(torch.float32), terminated, Events(torch.zeros_like(state.clock), never, truncated)
-
-    def observe(config: Any, state: State) -> Tensor:
-        del config
-        if not afterstates:
-            return F.one_hot(state.place.to(torch.int64), 5).to(torch.uint8)
-        rows = []
-        for action in range(actions):
-            place, reward, terminated = step(state, torch.full_like(state.place, action))
-            lights = F.one_hot(place.to(torch.int64), 5) * ~terminated.unsqueeze(1)
-            rows.append(torch.cat([reward.to(torch.float32).unsqueeze(1), lights.to(torch.float32)], 1))
-        return torch.stack(rows, 1)
-
-    def legal(config: Any, state: State) -> Tensor:
-        del config
-        found = F.one_hot(state.place.to(torch.int64) % 2, 3).bool()
-        found[:, 2] = True
-        return found
-
-    def spec(config: Any) -> Spec:
-        del config
-        shape = (actions, 6) if afterstates else (5,)
-        dtype, scale = (torch.float32, (1.0,) * 6) if afterstates else (torch.uint8, (1.0,) * 5)
-        flags = {"masked": masked, "afterstates": afterstates, "truncates": cut_at > 0}
-        return Spec(shape, dtype, scale, 1, actions, "points", **flags)
-
-    game = SimpleNamespace(
-        State=State, HIDDEN=("clock", "key"), init=init, step=play, observe=observe, spec=spec, legal=legal
-    )
-    return Rules(game, None, time_limit)  # type: ignore[arg-type]
-
-
-def anywhere(key: Tensor) -> Tensor:
-    return random.below(random.bits(key, 0), 5)
-
-
-def paid_by_place(state: State, action: Tensor) -> Outcome:
-    del action
-    return state.place, state.place * 0.25, torch.ones_like(state.place, dtype=torch.bool)
-
-
-def paid_by_action(state: State, action: Tensor) -> Outcome:
-    return state.place, torch.where(action == state.place % 2, 1.0, -1.0), torch.ones_like(action, dtype=torch.bool)
-
-
-def choose_then_earn(state: State, action: Tensor) -> Outcome:
-    """Place 0: nothing yet, action 1 leads to place 2, action 0 to 1. Then place 2 pays 1 and the game is over."""
-    choosing = state.place == 0
-    return torch.where(choosing, 1 + action, state.place), (state.place == 2).float(), ~choosing
-
-
-def stand_still(state: State, action: Tensor) -> Outcome:
-    """A reward of 1 for whatever is done, for ever."""
-    del action
-    return state.place, torch.ones_like(state.place), torch.zeros_like(state.place, dtype=torch.bool)
-
-
-def end_every_fourth(state: State, action: Tensor) -> Outcome:
-    return *stand_still(state, action)[:2], state.clock == 3
-
-
 def learner_of(config: Config, rules: Rules, lanes: int = LANES, seed: int = 1, accumulate: int = 1) -> Learner:
     state = batch.reset(rules, lane_keys(3, torch.arange(lanes))).game
     return Learner(rules, config, state, lanes, seed, Runtime(CPU), accumulate)
@@ -446,12 +361,6 @@ def train(rules: Rules, iterations: int = 120, **options: Any) -> Learner:
             collector.step()
         learner.update()
     return learner
-
-
-def seen_at(rules: Rules, place: int) -> tuple[Tensor, Tensor | None]:
-    none = torch.zeros(1, dtype=torch.int32)
-    state = State(none + place, none, none)
-    return rules.game.observe(None, state), batch.legal(rules, state)
 
 
 @torch.no_grad()
@@ -682,3 +591,77 @@ def test_it_is_found_by_name() -> None:
     assert {"dqn", "ppo"} <= set(algos.names())
     assert not {"nets", "optim", "metrics"} & set(algos.names())
     assert algos.load("ppo") is ppo
+
+
+# ---- Switches
+
+
+def played_and_updated(**options: Any) -> Learner:
+    rules = probe(paid_by_action, start=anywhere)
+    learner = learner_of(dataclasses.replace(TINY, **options), rules)
+    play(learner, rules, learner.horizon)
+    learner.update()
+    return learner
+
+
+def test_an_update_that_moved_far_enough_learns_no_more() -> None:
+    """With a tiny target the first minibatch, whose policy has not moved yet, is all that is learned from."""
+    options = {"rollout": 8, "batch_size": 16, "epochs": 3, "learning_rate": 0.05}
+    free, held = played_and_updated(**options), played_and_updated(**options, target_kl=1e-9)
+    assert free.optimizer.steps.item() == 3 * 8
+    assert held.optimizer.steps.item() == 1
+    assert held.optimizer.skipped.item() == 0
+    loose = played_and_updated(**options, target_kl=1e9)
+    assert torch.equal(loose.optimizer.flat, free.optimizer.flat)
+
+
+def test_a_new_rollout_may_move_again() -> None:
+    rules = probe(paid_by_action, start=anywhere)
+    learner = learner_of(dataclasses.replace(TINY, target_kl=1e-9), rules)
+    for number in range(3):
+        play(learner, rules, learner.horizon)
+        learner.update()
+        assert learner.optimizer.steps.item() == number + 1
+
+
+def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
+    options = {"rollout": 8, "batch_size": 64, "learning_rate": 0.05}
+    plain, averaged = played_and_updated(**options), played_and_updated(**options, average=0.9)
+    assert torch.equal(plain.optimizer.flat, averaged.optimizer.flat), "averaging must not change learning"
+    first = learner_of(dataclasses.replace(TINY, **options), probe(paid_by_action)).optimizer.flat
+    steps = int(averaged.optimizer.steps.item())
+    assert averaged.average_flat is not None
+    assert steps == 2
+    rules = probe(paid_by_action, start=anywhere)
+    one = learner_of(dataclasses.replace(TINY, **options, average=0.9), rules)
+    play(one, rules, one.horizon)
+    one._prepare()
+    one._shuffle()
+    expected = first.clone()
+    for start in (0, 64):
+        loss, _ = one._loss(one.order[start : start + 64])
+        one._apply(one.optimizer.gradient(loss))
+        expected = 0.9 * expected + 0.1 * one.optimizer.flat
+    torch.testing.assert_close(one.average_flat, expected)
+    obs = torch.eye(5, dtype=torch.uint8)
+    assert averaged.averaged is not None
+    loaded = ppo.policy_net(averaged.spec, averaged.config, averaged.state_dict()["model"])
+    torch.testing.assert_close(loaded(obs), averaged.averaged(obs)[0])
+    assert not torch.allclose(loaded(obs), averaged.net(obs)[0])
+    averaged.average_flat.zero_()
+    assert not averaged.averaged(obs)[0].any()
+    assert averaged.net(obs)[0].any()
+
+
+def test_separate_networks_share_nothing() -> None:
+    rules = probe(paid_by_action, start=anywhere)
+    learner = train(rules, separate=True)
+    for place in range(5):
+        assert chances_and_value(learner, rules, place)[0][place % 2] > 0.9
+    obs = torch.eye(5, dtype=torch.uint8)
+    logits, value = learner.net(obs)
+    policy = torch.autograd.grad(logits.sum(), list(learner.net.critic.parameters()), allow_unused=True)
+    values = torch.autograd.grad(value.sum(), list(learner.net.body.parameters()), allow_unused=True)
+    assert all(gradient is None for gradient in (*policy, *values))
+    loaded = ppo.policy_net(learner.spec, learner.config, learner.state_dict()["model"])
+    torch.testing.assert_close(loaded(obs), logits)
