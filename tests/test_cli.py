@@ -312,7 +312,7 @@ def test_doctor() -> None:
     output = call("doctor", "--json")
     assert output.code == 0
     record = output.json
-    assert (record["env"], record["algo"]) == ("snake", "dqn")
+    assert (record["env"], record["algo"]) == ("snake", "ppo")
     assert record["hardware"]["device"] == "cpu"
     assert all(choice["why"] for choice in record["settings"].values())
     text = call("doctor").out
@@ -435,7 +435,7 @@ WRONG = {
     "train snake --num-envs -3": "num_envs is -3; expected at least 1.",
     "train snake --steps 0": "steps is 0; expected a number above 0.",
     "train snake --minutes -1": "minutes is -1.0; expected a number above 0.",
-    "train snake --batch-size 0": "dqn.batch_size is 0; expected at least 1.",
+    "train snake --batch-size -1": "ppo.batch_size is -1; expected 0 or more.",
     "train snake --seed -1": "seed is -1; expected at least 0.",
     "train snake --dqn.gamma 2": "dqn.gamma is 2.0; expected a number from 0 to 1.",
     "train snake --device cuda": "device is 'cuda', but torch",

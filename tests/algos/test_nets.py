@@ -78,16 +78,33 @@ def test_mlp_against_plain_products() -> None:
     torch.testing.assert_close(net(obs), expected)
 
 
+def filters_of(conv: Any, channels: int) -> Tensor:
+    """The weights (out, channels, 3, 3), however they are kept."""
+    if conv.product is None:
+        found: Tensor = conv.conv.weight[:, :channels]
+        return found
+    return conv.product.weight[:, : 9 * channels].unflatten(1, (3, 3, channels)).permute(0, 3, 1, 2)
+
+
 def test_cnn_against_plain_convolutions() -> None:
     spec = spec_of((2, 5, 6))
     net, obs = build(spec, "cnn", (99, 8), False, seed=3), observations(spec)
     first, second = net.convs
-    x = F.relu(F.conv2d(obs.float() * 0.5, first.weight[:, :2], first.bias, padding=1))
-    x = F.relu(F.conv2d(x, second.weight, second.bias, stride=2, padding=1))
+    x = F.relu(F.conv2d(obs.float() * 0.5, filters_of(first, 2), first.product.bias, padding=1))
+    x = F.relu(F.conv2d(x, second.conv.weight, second.conv.bias, stride=2, padding=1))
     assert x.shape == (5, 64, 3, 3)
-    x = F.relu(net.dense.layers[0](x.flatten(1)))
+    x = F.relu(net.dense.layers[0](x.permute(0, 2, 3, 1).flatten(1)))
     assert x.shape == (5, 8), "a CNN takes the last of the widths"
     torch.testing.assert_close(net(obs), net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("channels", "stride", "cells"), [(3, 1, 30), (3, 1, 0), (5, 2, 0), (20, 1, 30), (3, 1, 5000)])
+def test_a_convolution_is_one_whichever_way_it_is_computed(channels: int, stride: int, cells: int) -> None:
+    conv, boards = nets.Conv(channels, 7, stride, cells), torch.randn(4, 5, 6, channels)
+    assert (conv.product is not None) == (cells == 30 and channels == 3)
+    bias = (conv.product or conv.conv).bias
+    expected = F.conv2d(boards.permute(0, 3, 1, 2), filters_of(conv, channels), bias, stride=stride, padding=1)
+    torch.testing.assert_close(conv(boards), expected.permute(0, 2, 3, 1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("inputs", "padded"), [(300, 304), (8, 8), (1, 8), (9, 16)])
@@ -226,19 +243,20 @@ def test_strides_shrink_the_board(stride: int, cells: int) -> None:
 def test_a_residual_block_begins_as_if_it_were_not_there() -> None:
     spec = spec_of((3, 6, 6))
     net, obs = build(spec, "resnet", (8,), False, 0, channels=(4,)), observations(spec)
-    x = F.conv2d(obs.float() * 0.5, net.convs[0].weight[:, :3], net.convs[0].bias, padding=1)
-    expected = net.dense(F.relu(x).flatten(1))
+    x = F.conv2d(obs.float() * 0.5, filters_of(net.convs[0], 3), net.convs[0].product.bias, padding=1)
+    expected = net.dense(F.relu(x).permute(0, 2, 3, 1).flatten(1))
     torch.testing.assert_close(net(obs), expected)
     with torch.no_grad():
-        net.blocks[0][0].convs[1].weight.normal_()
+        net.blocks[0][0].convs[1].conv.weight.normal_()
     assert not torch.allclose(net(obs), expected)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "resnet"])
 def test_first_weights_count_the_channels_there_are(kind: str) -> None:
-    """He's deviation for 3 channels of 3x3 cells, not for the 8 that the convolution is padded to."""
-    net = build(spec_of((3, 10, 10)), kind, (8,), False, 0, channels=(256,))
-    assert net.convs[0].weight.std().item() == pytest.approx(math.sqrt(2 / 27), rel=0.05)
+    """He's deviation for 3 channels of 3x3 cells, not for the columns that are padded."""
+    for size in (10, 33):
+        net = build(spec_of((3, size, size)), kind, (8,), False, 0, channels=(256,))
+        assert filters_of(net.convs[0], 3).std().item() == pytest.approx(math.sqrt(2 / 27), rel=0.05)
 
 
 def test_orthogonal_weights_are() -> None:

@@ -665,3 +665,30 @@ def test_separate_networks_share_nothing() -> None:
     assert all(gradient is None for gradient in (*policy, *values))
     loaded = ppo.policy_net(learner.spec, learner.config, learner.state_dict()["model"])
     torch.testing.assert_close(loaded(obs), logits)
+
+
+def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
+    """Rounded weights, the statistics of returns themselves, and whatever was learned or loaded by the next iteration."""
+    rules = probe(paid_by_action, start=anywhere)
+    state = batch.reset(rules, lane_keys(3, torch.arange(LANES))).game
+    learner = Learner(rules, dataclasses.replace(TINY, layer_norm=True), state, LANES, 1, Runtime(CPU, torch.bfloat16))
+    assert learner.player is not learner.net
+    assert learner.player.body.dense.layers[0].weight.dtype == torch.bfloat16
+    assert learner.player.body.dense.norms[0].weight.dtype == torch.float32
+    obs = torch.eye(5, dtype=torch.uint8)
+
+    def both() -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), learner.runtime.autocast():
+            return torch.cat(learner.player(obs)[:1]), torch.cat(learner.net(obs)[:1])
+
+    assert torch.equal(*both())
+    play(learner, rules, learner.horizon)
+    learner.update()
+    assert learner.player.mean.data_ptr() == learner.net.mean.data_ptr()
+    assert not torch.equal(*both())
+    learner.before()
+    assert torch.equal(*both())
+    assert not any(p.requires_grad for p in learner.player.parameters())
+    learner.optimizer.flat.zero_()
+    learner.before()
+    assert not both()[0].any()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from redline.algos import dqn
+from redline.algos import dqn, ppo
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
 from redline.games import snake
 from redline.run import config
+from redline.run.agent import load_agent
 from redline.run.config import Settings, from_words, resolve
+from redline.run.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -34,18 +37,36 @@ def test_automatic_settings_come_with_reasons() -> None:
     plan = resolve(Settings("snake"))
     assert plan.device == torch.device("cpu")
     assert (plan.precision, plan.graph) == ("fp32", False)
-    assert str(plan.run_dir) == "runs/snake-dqn"
+    assert str(plan.run_dir) == "runs/snake-ppo"
     assert {"num_envs", "batch_size", "precision", "compile", "graph"} <= plan.reasons.keys()
     assert all(plan.reasons.values())
     assert "asked for" not in plan.reasons.values()
-    suggested = dqn.suggest(plan.hardware)
+    suggested = ppo.suggest(plan.hardware)
     for name, (value, why) in suggested.items():
         assert plan.reasons[name] == why
         assert (plan.num_envs if name == "num_envs" else getattr(plan.algo_config, name)) == value
-    for name, (value, why) in snake.suggest(plan.hardware).items():
+    for_game = snake.suggest(plan.hardware)
+    assert plan.reasons["algo"] == for_game.pop("algo")[1]
+    for name, (value, why) in for_game.items():
         assert plan.reasons[f"env.{name}"] == why
         assert getattr(plan.rules.config, name) == value
-    assert plan.algo_config.gamma == dqn.Config().gamma
+    assert plan.algo_config.gamma == ppo.Config().gamma
+
+
+def test_a_small_board_is_learned_whole() -> None:
+    small = resolve(Settings("snake", device="cpu", env_options={"width": "6", "height": 6}))
+    assert (small.rules.config.sight, small.algo_config.hidden, small.algo_config.gamma) == (0, (128, 128), 0.995)
+    large = resolve(Settings("snake", device="cpu", env_options={"width": 6, "height": 8}))
+    assert large.rules.config.sight == 4
+
+
+def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, device="cuda:0", bf16=True, capability=(9, 0))
+    plan = resolve(Settings("snake"))
+    assert (plan.rules.config.view, plan.rules.config.sight) == ("centred", 0)
+    assert (plan.algo_config.net, plan.algo_config.hidden) == ("mlp", (1024, 512))
+    planes = resolve(Settings("snake", env_options={"view": "planes"}))
+    assert (planes.rules.config.view, planes.algo_config.net) == ("planes", "auto")
 
 
 def test_what_is_asked_for_wins() -> None:
@@ -95,7 +116,7 @@ def test_other_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(monkeypatch, **machine)
-    plan = resolve(Settings("snake"))
+    plan = resolve(Settings("snake", "dqn"))
     assert (plan.precision, plan.compile, plan.graph) == (precision, compiles, graphs)
     assert plan.num_envs == dqn.suggest(plan.hardware)["num_envs"][0]
     if machine == {"device": "cpu", "compiler": ""}:
@@ -149,7 +170,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
 )
 def test_impossible_wishes(wishes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
-        resolve(Settings(**{"env": "snake", "device": "cpu"} | wishes))
+        resolve(Settings(**{"env": "snake", "algo": "dqn", "device": "cpu"} | wishes))
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
 
@@ -174,7 +195,10 @@ def test_words() -> None:
 
 
 def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game() -> None:
-    assert resolve(from_words("snake", {})).settings.algo == "dqn"
+    assert resolve(from_words("snake", {})).settings.algo == "ppo"
+    for of_a_memory in ("replay", "prioritized", "n_step"):
+        words = {of_a_memory: {"replay": "pinned", "prioritized": "true", "n_step": "2"}[of_a_memory]}
+        assert resolve(from_words("snake", words)).settings.algo == "dqn"
     assert resolve(from_words("snake", {"ppo.gamma": "0.9"})).settings.algo == "ppo"
     assert resolve(from_words("tetris", {"algo": "dqn"})).settings.algo == "dqn"
     plan = resolve(from_words("tetris", {"ppo.epochs": "5"}))
@@ -244,3 +268,67 @@ def test_identity_is_what_a_continued_run_must_share() -> None:
 def test_a_setting_the_algorithm_does_not_have_is_named() -> None:
     with pytest.raises(UserError, match=r"^ppo has no n_step; leave --n-step away or take another --algo\.$"):
         resolve(Settings("snake", "ppo", n_step=3))
+
+
+@pytest.mark.parametrize("name", dqn.PRESETS)
+def test_a_preset_is_a_set_of_options_with_reasons(name: str) -> None:
+    plan = resolve(from_words("snake", {"preset": name, "algo": "dqn"}))
+    for option, value in dqn.PRESETS[name].items():
+        assert getattr(plan.algo_config, option) == value
+        assert plan.reasons[option] == f"of the preset {name}"
+    record = json.loads(json.dumps(plan.describe()))
+    assert record["preset"] == name
+    assert record["prioritized"] is (name == "rainbow")
+    assert record["algo_options"]["distribution"] == plan.algo_config.distribution
+    plain = resolve(Settings("snake", "dqn"))
+    assert plain.describe()["preset"] is None
+    assert plan.num_envs == plain.num_envs  # what follows from the hardware stays
+    assert plan.algo_config.batch_size == plain.algo_config.batch_size
+    assert (plan.identity_hash == plain.identity_hash) == (name == "plain")
+
+
+def test_what_is_asked_for_wins_over_a_preset() -> None:
+    asked = {"preset": "rainbow", "n_step": "5", "prioritized": False, "dqn.dueling": False, "dqn.v-max": "40"}
+    plan = resolve(from_words("snake", asked))
+    config = plan.algo_config
+    assert (config.n_step, config.prioritized, config.dueling, config.v_max) == (5, False, False, 40.0)
+    assert (config.distribution, config.noisy, config.double) == ("categorical", True, True)
+    assert not {"n_step", "prioritized", "dueling", "v_max"} & plan.reasons.keys()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        (
+            {"preset": "rainbw"},
+            r"^dqn has no preset 'rainbw'; did you mean 'rainbow'\? Presets: plain, rainbow, modern\.$",
+        ),
+        ({"preset": "xyzzy"}, r"^dqn has no preset 'xyzzy'\. Presets: plain, rainbow, modern\.$"),
+        (
+            {"preset": "rainbow", "algo": "ppo"},
+            r"^ppo has no presets; leave --preset away or take another --algo that has: .*dqn.*\.$",
+        ),
+        ({"preset": "modern", "algo_options": {"double": True}}, r"^dqn.munchausen is on; expected dqn.double off"),
+    ],
+)
+def test_a_preset_that_cannot_be(wishes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        resolve(Settings(**{"env": "snake", "device": "cpu"} | wishes))
+
+
+@pytest.mark.parametrize("name", ["rainbow", "modern"])
+def test_a_run_with_a_preset_is_continued_and_evaluated(name: str, tmp_path: Path) -> None:
+    small = {"hidden": (8,), "learning_starts": 32, "atoms": 5}
+    chosen: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "replay_capacity": 400, "device": "cpu", "compile": False}
+    chosen |= {"env_options": {"width": 4, "height": 4}, "eval_episodes": 2, "run_dir": str(tmp_path)}
+    train(Settings("snake", "dqn", name, steps=80, algo_options=small, **chosen))
+    run = train(Settings("snake", "dqn", name, steps=160, algo_options=small, resume="must", **chosen))
+    assert run.result["env_steps"] == 160
+    assert run.result["settings"]["preset"] == name
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["preset"] == name
+    assert record["algo_options"]["atoms"] == 5
+    agent = load_agent(tmp_path, "cpu")
+    assert agent.evaluate(2)["episodes"] == 2
+    with pytest.raises(UserError, match=r"cannot be continued with these settings: .*dqn.distribution was"):
+        train(Settings("snake", "dqn", steps=240, algo_options=small, **chosen))

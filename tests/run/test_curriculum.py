@@ -359,7 +359,7 @@ def test_a_games_own_phases_leave_what_was_asked_for_alone(tmp_path: Path) -> No
 
 def test_the_first_limit_decides_and_compiling_is_no_part_of_a_schedule(tmp_path: Path) -> None:
     wanted = Settings(
-        "snake", device="cpu", compile=False, num_envs=4, steps=1_000_000, minutes=1, run_dir=str(tmp_path)
+        "snake", "dqn", device="cpu", compile=False, num_envs=4, steps=1_000_000, minutes=1, run_dir=str(tmp_path)
     )
     plan = resolve(wanted)
     session = Session(plan, lambda _: None)

@@ -23,7 +23,7 @@ from redline.run.config import Plan, Settings, resolve
 from redline.run.devices import cache_file, decide, samples_per_second
 from redline.run.train import train
 
-SNAKE = Settings("snake")
+SNAKE = Settings("snake", "dqn")
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +94,21 @@ def test_without_a_gpu_nothing_is_measured(gpus: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0"])
 def test_a_device_that_is_named_is_taken(device: str) -> None:
-    plan = decide(Settings("snake", device=device), refuse)
+    plan = decide(Settings("snake", "dqn", device=device), refuse)
     assert plan.device.type == device.split(":")[0]
     assert plan.reasons["device"] == "asked for"
 
 
 @pytest.mark.parametrize("wish", [{"graph": True}, {"precision": "tf32"}])
 def test_what_only_a_gpu_can_do_is_done_there(wish: dict[str, Any]) -> None:
-    plan = decide(Settings("snake", **wish), refuse)
+    plan = decide(Settings("snake", "dqn", **wish), refuse)
     assert str(plan.device) == "cuda:0"
     assert plan.reasons["device"] == "what is asked for needs a CUDA device"
 
 
 def test_impossible_wishes_are_told_before_anything_is_measured() -> None:
     with pytest.raises(UserError, match="num_envs is 0"):
-        decide(Settings("snake", num_envs=0), refuse)
+        decide(Settings("snake", "dqn", num_envs=0), refuse)
 
 
 @pytest.mark.parametrize("broken", ["cpu", "cuda"])
@@ -194,7 +194,7 @@ def test_another_machine_is_measured(
 )
 def test_other_settings_are_measured(change: dict[str, Any]) -> None:
     decide(SNAKE, Stopwatch())
-    other = Settings(**{"env": "snake"} | change)
+    other = Settings(**{"env": "snake", "algo": "dqn"} | change)
     watch = Stopwatch(cpu=2.0, cuda=1.0)
     assert str(decide(other, watch).device) == "cpu"
     assert len(watch.asked) == 2
@@ -224,10 +224,10 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None
 def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_KEPT", 3)
     for count in (1, 2, 3, 4):
-        decide(Settings("snake", num_envs=count), Stopwatch())
+        decide(Settings("snake", "dqn", num_envs=count), Stopwatch())
     assert len(json.loads(cache_file().read_text())) == 3
-    decide(Settings("snake", num_envs=4), refuse)
-    decide(Settings("snake", num_envs=1), watch := Stopwatch())
+    decide(Settings("snake", "dqn", num_envs=4), refuse)
+    decide(Settings("snake", "dqn", num_envs=1), watch := Stopwatch())
     assert len(watch.asked) == 2
 
 
@@ -253,7 +253,7 @@ def write_config(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_continued_run_stays_where_it_began(device: str, resume: str) -> None:
     write_config(Path("runs/snake-dqn"), json.dumps({"device": device}))
-    plan = decide(Settings("snake", resume=resume), refuse)
+    plan = decide(Settings("snake", "dqn", resume=resume), refuse)
     assert str(plan.device) == device
     assert plan.reasons["device"] == "the run began there"
     assert plan.num_envs == dqn.suggest(plan.hardware)["num_envs"][0]
@@ -262,7 +262,7 @@ def test_a_continued_run_stays_where_it_began(device: str, resume: str) -> None:
 def test_a_run_continued_from_elsewhere_stays_where_that_one_began() -> None:
     write_config(Path("runs/snake-dqn"), json.dumps({"device": "cuda:0"}))
     write_config(Path("other"), json.dumps({"device": "cpu"}))
-    assert str(decide(Settings("snake", resume="other/checkpoints/ckpt-1"), refuse).device) == "cpu"
+    assert str(decide(Settings("snake", "dqn", resume="other/checkpoints/ckpt-1"), refuse).device) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_run_continued_from_elsewhere_stays_where_that_one_began() -> None:
 def test_a_run_that_begins_is_measured(text: str, resume: str) -> None:
     write_config(Path("runs/snake-dqn"), text)
     watch = Stopwatch(cpu=2.0, cuda=1.0)
-    assert str(decide(Settings("snake", resume=resume), watch).device) == "cpu"
+    assert str(decide(Settings("snake", "dqn", resume=resume), watch).device) == "cpu"
     assert len(watch.asked) == 2
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_starts_anew_asks_no_folder_at_all(tmp_path: Path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps({"device": "cpu"}))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert str(decide(Settings("snake", resume="never"), Stopwatch()).device) == "cuda:0"
+    assert str(decide(Settings("snake", "dqn", resume="never"), Stopwatch()).device) == "cuda:0"
 
 
 def test_training_measures_once_says_so_and_stays(
@@ -298,14 +298,14 @@ def test_training_measures_once_says_so_and_stays(
     small |= {"eval_episodes": 0, "algo_options": {"hidden": (8,), "learning_starts": 16}}
     watch = Stopwatch(cpu=300.0, cuda=200.0)
     monkeypatch.setattr(devices, "samples_per_second", watch)
-    run = train(Settings("snake", steps=32, **small))
+    run = train(Settings("snake", "dqn", steps=32, **small))
     assert run.result["device"] == run.result["settings"]["device"] == "cpu"
     assert "Device cpu: measured before compilation: cpu 300, cuda:0 200 samples/s." in capsys.readouterr().err
     assert len(watch.asked) == 2
 
     watch.speeds["cpu"] = 1.0
     cache_file().unlink()
-    run = train(Settings("snake", steps=64, **small))
+    run = train(Settings("snake", "dqn", steps=64, **small))
     assert (run.result["device"], run.result["env_steps"]) == ("cpu", 64)
     assert "Device cpu: the run began there." in capsys.readouterr().err
     assert len(watch.asked) == 2

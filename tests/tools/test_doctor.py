@@ -54,7 +54,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
 
 def test_the_settings_are_those_of_training() -> None:
     found, plan = examine("snake", "auto", "cpu"), resolve(Settings("snake", device="cpu"))
-    assert (found["env"], found["algo"], found["torch"]) == ("snake", "dqn", torch.__version__)
+    assert (found["env"], found["algo"], found["torch"]) == ("snake", "ppo", torch.__version__)
     assert found["class"] == plan.hardware.tier
     assert {name: choice["why"] for name, choice in found["settings"].items()} == plan.reasons
     values = {name: choice["value"] for name, choice in found["settings"].items()}

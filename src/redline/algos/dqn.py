@@ -3,7 +3,8 @@
 Follows van Hasselt et al. 2016 with n-step returns, a Huber loss and gradient clipping. Left out: frame stacking (games are
 Markov), reward clipping (rewards are set in the game's options), annealed random exploration for every environment alike
 (each environment keeps its own epsilon, as in Ape-X, so that careful and bold play are both in the memory). Dueling splits
-the output only: value and advantages share all hidden layers.
+the output only: value and advantages share all hidden layers. Switches: distributions of returns (C51 and QR-DQN), Munchausen
+rewards, noisy networks (one draw for all environments and samples of a step); PRESETS names combinations of them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos import nets
+from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import Batch, Hardware, Rollout, Runtime, Spec
+from redline.core.records import Batch, EnvKind, Hardware, Rollout, Runtime, Spec
 from redline.envs.batch import Rules
 from redline.replay.courier import Storage
 from redline.replay.disk import OnDisk
@@ -32,6 +34,8 @@ from redline.replay.host import HostRing, Pinned
 from redline.replay.layout import Layout
 from redline.replay.priority import Priorities
 from redline.replay.ring import Ring
+
+_SHARES = ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low", "priority_alpha", "priority_beta")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Config(nets.NetConfig):
     n_step: int = 3
     double: bool = True  # the online network chooses, the target network judges
     dueling: bool = False
+    distribution: Literal["none", "categorical", "quantile"] = "none"  # learn how returns are spread: C51, QR-DQN
+    atoms: int = 51  # of a distribution: fixed returns, or quantiles
+    v_min: float = -10.0  # lowest return of a categorical distribution
+    v_max: float = 10.0  # highest one
+    munchausen: bool = False  # likely actions earn more, and soft values follow (Vieillard et al. 2020); without double
+    munchausen_alpha: float = 0.9  # share of the scaled log-probability that is earned
+    munchausen_tau: float = 0.03  # temperature: an action worth so much less is about a third as likely
+    munchausen_clip: float = -1.0  # lowest scaled log-probability
+    noisy: bool = False  # explore by noise in the weights (Fortunato et al. 2018), beside epsilon
+    noisy_sigma: float = 0.5  # of it, at first
     huber: float = 1.0  # errors beyond this count linearly
     max_grad_norm: float = 10.0
     target_period: int = 1  # gradient steps between updates of the target network
@@ -67,36 +81,101 @@ class Config(nets.NetConfig):
         for name in ("batch_size", "updates", "n_step", "target_period", "replay_capacity"):
             if getattr(self, name) < 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected at least 1.")
-        for name in ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low", "priority_alpha", "priority_beta"):
+        for name in (*_SHARES, "munchausen_alpha"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number from 0 to 1.")
-        for name in ("learning_rate", "huber", "max_grad_norm"):
+        for name in ("learning_rate", "huber", "max_grad_norm", "munchausen_tau"):
             if not getattr(self, name) > 0:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
+        if self.distribution not in ("none", "categorical", "quantile"):
+            raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")
+        if self.atoms < 2:
+            raise UserError(f"dqn.atoms is {self.atoms}; expected at least 2.")
+        if not -math.inf < self.v_min < self.v_max < math.inf:
+            raise UserError(f"dqn.v_min is {self.v_min}; expected a number below dqn.v_max, {self.v_max}.")
+        if not self.munchausen_clip <= 0:
+            raise UserError(f"dqn.munchausen_clip is {self.munchausen_clip}; expected 0 or less.")
+        if not 0 <= self.noisy_sigma < math.inf:
+            raise UserError(f"dqn.noisy_sigma is {self.noisy_sigma}; expected 0 or more.")
+        if self.munchausen and self.double:
+            raise UserError(
+                "dqn.munchausen is on; expected dqn.double off with it: soft values weigh all actions, there is no chosen one "
+                "to judge. Add --no-dqn.double."
+            )
+
+    @property
+    def kind(self) -> Kind | None:
+        """Of distribution; None: only the mean is learned."""
+        if self.distribution == "none":
+            return None
+        quantiles = Quantile(self.atoms, self.huber)
+        return quantiles if self.distribution == "quantile" else Categorical(self.atoms, self.v_min, self.v_max)
 
 
+_NETWORK = ("dueling", "distribution", "atoms", "v_min", "v_max", "noisy")
 # A continued run must keep these.
-FIXED = (*nets.NET_FIXED, "dueling", "n_step", "gamma", "replay", "replay_capacity", "prioritized")
+FIXED = (*nets.NET_FIXED, *_NETWORK, "n_step", "gamma", "replay", "replay_capacity", "prioritized")
+
+# Combinations of options that go well together, by name. What is asked for besides wins over them.
+PRESETS: dict[str, dict[str, Any]] = {
+    "plain": {"double": True},
+    "rainbow": {  # Hessel et al. 2018
+        "distribution": "categorical",
+        "double": True,
+        "dueling": True,
+        "n_step": 3,
+        "prioritized": True,
+        "noisy": True,
+    },
+    "modern": {  # after Clark et al. 2024 (Beyond the Rainbow), with uniform replay
+        "distribution": "quantile",
+        "atoms": 32,
+        "munchausen": True,
+        "double": False,
+        "layer_norm": True,
+        "n_step": 3,
+    },
+}
 
 
-def suggest(hardware: Hardware) -> dict[str, tuple[Any, str]]:
+def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
     """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
-    if hardware.kind == "cuda":
+    gpu = hardware.kind == "cuda"
+    if kind == "process":
+        capacity = 50_000 if gpu else 10_000
         return {
-            "num_envs": (16_384, "enough games to fill a GPU each step"),
-            "batch_size": (16_384, "one large matrix product is faster than many small ones"),
-            "hidden": ((256, 256), "a GPU multiplies wider layers at no cost"),
-            "replay_capacity": (4_000_000, "about 120 bytes a transition on the device"),
-            "epsilon_steps": (20_000_000, "a few seconds of play"),
+            "num_envs": (max(8, hardware.cores) if gpu else hardware.cores, "a process a core; a GPU wants at least 8"),
+            "batch_size": (128 if gpu else 32, "processes play slowly: a small batch is learned from often"),
+            "hidden": ((256, 256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
+            "replay_capacity": (capacity, "as many as are played in some minutes"),
+            "learning_starts": (capacity // 10, "a tenth of the memory"),
         }
+    games, batch, hidden, capacity = {
+        "cpu-few": (2_048, 512, (64, 64), 500_000),
+        "cpu-many": (4_096, 1_024, (128, 128), 1_000_000),
+        "gpu-small": (4_096, 4_096, (256, 256), 1_000_000),
+        "gpu-mid": (8_192, 8_192, (256, 256), 2_000_000),
+        "gpu-large": (16_384, 16_384, (256, 256), 4_000_000),
+    }[hardware.tier]
+    if gpu:
+        return {
+            "num_envs": (games, "enough games to fill a GPU of this size each step"),
+            "batch_size": (batch, "one large matrix product is faster than many small ones"),
+            "hidden": (hidden, "a GPU multiplies wider layers at no cost"),
+            "replay_capacity": (capacity, f"about 120 bytes a transition, {capacity * 120 // 10**6} MB on the device"),
+            "epsilon_steps": (capacity * 5, "a few seconds of play"),
+        }
+    few = hardware.tier == "cpu-few"
+    size = "few enough to stay in the cache of a few cores" if few else "twice as many as for a few cores"
+    width = "matrix products are what a CPU's time goes to" if few else "more cores multiply wider layers as fast"
     return {
-        "num_envs": (2_048, "enough games to hide the cost of a call, few enough to stay in the cache of a few cores"),
+        "num_envs": (games, f"enough games to hide the cost of a call, {size}"),
         "batch_size": (
-            512,
+            batch,
             "a quarter of what is played: on a CPU a sample learned costs as much as four moves played",
         ),
-        "hidden": ((64, 64), "matrix products are what a CPU's time goes to"),
-        "replay_capacity": (500_000, "about 120 bytes a transition, 60 MB in a checkpoint"),
+        "hidden": (hidden, width),
+        "replay_capacity": (capacity, f"about 120 bytes a transition, {capacity * 120 // 10**6} MB in a checkpoint"),
     }
 
 
@@ -116,7 +195,8 @@ def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) ->
     held = Priorities.bytes_needed(config.replay_capacity) if config.prioritized else 0
     if config.replay == "device":
         held += int(config.replay_capacity * transition_bytes(config, state_bytes))
-    return {"batch_size": config.batch_size * 4 * inputs, "replay_capacity": held}
+    pairs = 0 if config.distribution == "none" else config.atoms * (config.atoms + 4 * spec.num_actions)
+    return {"batch_size": config.batch_size * 4 * (inputs + pairs), "replay_capacity": held}
 
 
 def transition_bytes(config: Config, state_bytes: int) -> float:
@@ -140,15 +220,55 @@ def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> 
 
 def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor:
     """What the value of (obs, action) should be, (B,): the networks judge the best legal action of next_obs."""
+    if config.munchausen:
+        values: Tensor = target(batch.next_obs, batch.next_legal)
+        policy, reward = munchausen(config, batch, target(batch.obs), values)
+        return reward + going_on(batch) * (policy * values).sum(1)
     chooser = online if config.double else target
-    values: Tensor = chooser(batch.next_obs, batch.next_legal)
+    values = chooser(batch.next_obs, batch.next_legal)
     best = values.argmax(1)
     following = target.chosen(batch.next_obs, best) if config.double else nets.gather(values, best)
-    if (
-        batch.next_legal is not None
-    ):  # a state without a legal action, as below a ceiling that came down, is worth nothing
-        following = torch.where(batch.next_legal.any(1), following, 0.0)
-    return batch.reward + batch.discount * following
+    return batch.reward + going_on(batch) * following
+
+
+def distribution_losses(config: Config, batch: Batch, online: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """As `td_targets`, of distributions: the mean values of (obs, action) and their losses, both (B,)."""
+    kind: Kind = online.kind
+    taken = batch.action.view(-1, 1, 1).expand(-1, 1, kind.atoms)
+    outputs = online.outputs(batch.obs).gather(1, taken).squeeze(1)
+    with torch.no_grad():
+        following = target.outputs(batch.next_obs)
+        values = nets.masked(kind.expected(following), batch.next_legal)
+        reward = batch.reward
+        if config.munchausen:
+            policy, reward = munchausen(config, batch, target(batch.obs), values)
+        else:
+            best = (online(batch.next_obs, batch.next_legal) if config.double else values).argmax(1)
+            policy = F.one_hot(best, values.shape[1])
+        mixture = kind.mixed(following, policy)
+    return kind.expected(outputs), kind.losses(outputs, mixture, reward, going_on(batch))
+
+
+def going_on(batch: Batch) -> Tensor:
+    """Discounts (B,). A state without a legal action, as below a ceiling that came down, is worth nothing."""
+    return batch.discount if batch.next_legal is None else torch.where(batch.next_legal.any(1), batch.discount, 0.0)
+
+
+def munchausen(config: Config, batch: Batch, values: Tensor, next_values: Tensor) -> tuple[Tensor, Tensor]:
+    """The soft policy in next_obs (B, A), and the rewards with what Munchausen DQN adds to them (B,).
+
+    The target network's values (B, A) in obs and in next_obs give the soft policies. The action taken earns alpha times its
+    scaled log-probability, clipped; where the game goes on, the policy's scaled entropy is earned too, which together with the
+    mean of next_values makes the soft value. Over n steps only the first action earns so: of the steps between, the memory
+    hands out the rewards, not what was seen.
+    """
+    tau = config.munchausen_tau
+    earned = tau * nets.gather((values / tau).log_softmax(1), batch.action)
+    log_policy = (next_values / tau).log_softmax(1)
+    policy = log_policy.exp()
+    entropy = -(policy * log_policy).sum(1)
+    reward = batch.reward + config.munchausen_alpha * earned.clamp(min=config.munchausen_clip)
+    return policy, reward + going_on(batch) * tau * entropy
 
 
 class Learner(Hooks):
@@ -176,7 +296,13 @@ class Learner(Hooks):
         self.memory = self._make_memory(rules, state)
         self.scheduled = config.prioritized  # only beta follows the share of training done; epsilon has its own clock
         self.progress = torch.zeros((), device=device)  # that share
-        self.online = nets.build(spec, config, seed, config.gamma, config.dueling).to(device)
+        if config.munchausen and spec.masked:
+            raise UserError(
+                "dqn.munchausen is on; expected a game in which every action is legal: the memory does not know which ones "
+                "were when an action was taken. Leave it off."
+            )
+        sigma = config.noisy_sigma if config.noisy else None
+        self.online = nets.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
@@ -231,14 +357,16 @@ class Learner(Hooks):
         """Let go of the memory."""
         self.memory.close()
 
-    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Greedy actions (N,) int64. legal (N, A) bool, None: all are."""
+    def policy(self, obs: Tensor, legal: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
+        """Greedy actions (N,) int64. legal (N, A) bool, None: all are. noise () int32: the key of a noisy network's."""
+        if self.config.noisy:
+            nets.draw_noise(self.online, noise)
         with torch.no_grad(), self.runtime.autocast():
             values: Tensor = self.online(obs, legal)
         return values.argmax(1)
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy: epsilon-greedy, each lane with its own epsilon."""
+        """Actions (N,) int64 of the behaviour policy: epsilon-greedy, each lane with its own epsilon, all with one noise."""
         lane = torch.arange(self.num_envs, device=obs.device)
         rate = epsilon(self.config, self.acted * self.num_envs, lane, self.num_envs)
         key = random.fold(self.key, 2 * self.acted)
@@ -246,7 +374,8 @@ class Learner(Hooks):
         draw = random.bits(key, 2 * lane + 1)
         anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
         self.acted += 1
-        return torch.where(explore, anything, self.policy(obs, legal))
+        noise = random.fold(key, -1) if self.config.noisy else None
+        return torch.where(explore, anything, self.policy(obs, legal, noise))
 
     def ingest(self, rollout: Rollout) -> None:
         """Remember one step of all lanes."""
@@ -272,17 +401,26 @@ class Learner(Hooks):
         )
 
     def loss(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Mean Huber loss of the sample numbered `part` () int64, the mean value of the actions taken, and of each
-        transition its place in a memory with priorities and its error, both (B,).
+        """Mean loss of the sample numbered `part` () int64, the mean value of the actions taken, and of each transition
+        its place in a memory with priorities and its error (of distributions: its loss), both (B,).
         """
-        beta = self.config.priority_beta + (1.0 - self.config.priority_beta) * self.progress
-        batch = self.memory.sample(random.fold(self.key, 2 * part + 1), self.config.batch_size, beta, part)
-        with self.runtime.autocast():
-            values = self.online.chosen(batch.obs, batch.action)
-            with torch.no_grad():
-                targets = td_targets(self.config, batch, self.online, self.target)
-        losses = F.huber_loss(values, targets, reduction="none", delta=self.config.huber)
-        errors = torch.where(batch.weight > 0, (values - targets).detach(), 0.0)
+        config, key = self.config, random.fold(self.key, 2 * part + 1)
+        beta = config.priority_beta + (1.0 - config.priority_beta) * self.progress
+        batch = self.memory.sample(key, config.batch_size, beta, part)
+        if config.noisy:
+            nets.draw_noise(self.online, random.fold(key, -1))
+            nets.draw_noise(self.target, random.fold(key, -2))
+        if config.kind is None:
+            with self.runtime.autocast():
+                values = self.online.chosen(batch.obs, batch.action)
+                with torch.no_grad():
+                    targets = td_targets(config, batch, self.online, self.target)
+            losses, errors = F.huber_loss(values, targets, reduction="none", delta=config.huber), values - targets
+        else:
+            with self.runtime.autocast():
+                values, losses = distribution_losses(config, batch, self.online, self.target)
+            errors = losses
+        errors = torch.where(batch.weight > 0, errors.detach(), 0.0)
         loss, mean_value = (losses * batch.weight).mean(), values.detach().mean()
         return loss / self.accumulate, mean_value / self.accumulate, batch.place, errors
 
@@ -325,8 +463,8 @@ class Learner(Hooks):
 
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
-    """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
-    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
-    prefix = "online."
-    net.load_state_dict({k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)})
+    """The greedy network of a checkpoint's model group, without noise: forward(obs (N, …), legal=None) -> values (N, A)."""
+    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling, kind=config.kind)
+    found = {k.removeprefix("online."): v for k, v in model.items() if k.startswith("online.")}
+    net.load_state_dict({k: v for k, v in found.items() if not k.endswith("_sigma")})
     return net.eval()

@@ -17,9 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.algos.distribution import Kind
+from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
 
+_BOARD, _FEW = (
+    1024,
+    128,
+)  # cells of a board, and neighbours times channels of a cell, up to which a product is the faster way
 ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state without legal actions gives no NaN
 
 
@@ -130,6 +136,35 @@ class MLP(nn.Module):
         return gather(self(obs), action)
 
 
+class Conv(nn.Module):
+    """A 3x3 convolution of boards whose channels come last: (B, H, W, C) -> (B, H / stride, W / stride, out).
+
+    Of few channels it is written as a matrix product of each cell's neighbourhood: a GPU's convolution of three channels
+    took a third of a training step's time, most of it for the gradient of a few weights.
+    """
+
+    def __init__(self, channels: int, out: int, stride: int = 1, cells: int = 0) -> None:
+        """`cells` are those of a board whose channels are few; 0: there are many."""
+        super().__init__()
+        few = 0 < cells <= _BOARD and 9 * channels <= _FEW and stride == 1
+        self.pad = _round_up(9 * channels, 8) - 9 * channels if few else _round_up(channels, 8) - channels
+        self.product = nn.Linear(9 * channels + self.pad, out) if few else None
+        self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=1)
+        # Columns that are always 0 add nothing: first weights are those of the rest.
+        self.gain = math.sqrt((9 * channels + self.pad) / (9 * channels) if few else (channels + self.pad) / channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.product is None:
+            assert self.conv is not None
+            boards: Tensor = self.conv(F.pad(x, (0, self.pad)).permute(0, 3, 1, 2))
+            return boards.permute(0, 2, 3, 1)
+        height, width = x.shape[1:3]
+        x = F.pad(x, (0, 0, 1, 1, 1, 1))
+        around = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+        out: Tensor = self.product(F.pad(torch.cat(around, 3), (0, self.pad)).flatten(0, 2))
+        return out.view(-1, height, width, out.shape[1])
+
+
 class CNN(nn.Module):
     """3x3 convolutions, then fully connected. (B, C, H, W) -> (B, A) float32."""
 
@@ -140,14 +175,14 @@ class CNN(nn.Module):
         self.convs = nn.ModuleList()
         for index, out in enumerate(config.channels):
             stride = 1 if index == 0 else config.stride
-            self.convs.append(nn.Conv2d(planes, out, 3, stride=stride, padding=1))
+            self.convs.append(Conv(planes, out, stride, 0 if index else height * width))
             planes, height, width = out, -(-height // stride), -(-width // stride)
-        self.norms = nn.ModuleList(nn.GroupNorm(1, out) for out in config.channels) if config.layer_norm else None
+        self.norms = nn.ModuleList(nn.LayerNorm(out) for out in config.channels) if config.layer_norm else None
         features = planes * height * width
         self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        x = self.scale(obs).to(memory_format=torch.channels_last)
+        x = self.scale(obs).permute(0, 2, 3, 1)
         for number, conv in enumerate(self.convs):
             x = conv(x)
             x = F.relu(x if self.norms is None else self.norms[number](x).to(x.dtype))
@@ -158,12 +193,12 @@ class CNN(nn.Module):
 
 
 class Residual(nn.Module):
-    """What two 3x3 convolutions add to their input. (B, C, H, W) -> the same shape."""
+    """What two 3x3 convolutions add to their input. (B, H, W, C) -> the same shape."""
 
     def __init__(self, channels: int, norm: bool) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-        self.norms = nn.ModuleList(nn.GroupNorm(1, channels) for _ in range(2)) if norm else None
+        self.convs = nn.ModuleList(Conv(channels, channels) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2)) if norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = x
@@ -187,19 +222,19 @@ class ResNet(nn.Module):
         large = min(height, width) >= 32
         self.strides = [config.stride if index or large else 1 for index in range(len(config.channels))]
         self.convs, self.blocks = nn.ModuleList(), nn.ModuleList()
-        for out, stride in zip(config.channels, self.strides, strict=True):
-            self.convs.append(nn.Conv2d(planes, out, 3, padding=1))
+        for index, (out, stride) in enumerate(zip(config.channels, self.strides, strict=True)):
+            self.convs.append(Conv(planes, out, cells=0 if index else height * width))
             self.blocks.append(nn.Sequential(*(Residual(out, config.layer_norm) for _ in range(2))))
             planes, height, width = out, -(-height // stride), -(-width // stride)
         features = planes * height * width
         self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        x = self.scale(obs).to(memory_format=torch.channels_last)
+        x = self.scale(obs).permute(0, 2, 3, 1)
         for conv, stride, blocks in zip(self.convs, self.strides, self.blocks, strict=True):
             x = conv(x)
             if stride > 1:
-                x = F.max_pool2d(x, 3, stride, padding=1)
+                x = F.max_pool2d(x.permute(0, 3, 1, 2), 3, stride, padding=1).permute(0, 2, 3, 1)
             x = blocks(x)
         return masked(self.dense(F.relu(x).flatten(1)), legal)
 
@@ -232,6 +267,73 @@ class Afterstates(nn.Module):
         row = obs.gather(1, place).squeeze(1)
         value: Tensor = self.row(row)[:, 0]
         return row[:, 0] + self.gamma * value
+
+
+class Distributional(nn.Module):
+    """A distribution of returns for every action, of which forward gives the expected values. (B, …) -> (B, A) float32."""
+
+    def __init__(self, spec: Spec, config: NetConfig, kind: Kind, dueling: bool = False) -> None:
+        super().__init__()
+        self.kind, self.dueling = kind, dueling
+        self.body = _plain(dataclasses.replace(spec, num_actions=(spec.num_actions + dueling) * kind.atoms), config)
+
+    def outputs(self, obs: Tensor) -> Tensor:
+        """K numbers an action, whose meaning `kind` knows: (B, A, K) float32."""
+        out: Tensor = self.body(obs).unflatten(1, (-1, self.kind.atoms))
+        if not self.dueling:
+            return out
+        value, advantage = out[:, :1], out[:, 1:]
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        return masked(self.kind.expected(self.outputs(obs)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+class Noisy(nn.Module):
+    """A fully connected layer whose weights may be shaken, each as much as it has learned to (Fortunato et al. 2018).
+
+    The noise is factored: one number an input, one an output. It stays as it was drawn last; there is none at first.
+    """
+
+    noise: Tensor
+
+    def __init__(self, layer: nn.Linear, sigma: float) -> None:
+        """Takes over the weights of `layer`; all begin with a deviation of sigma / sqrt(inputs)."""
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        deviation = sigma / math.sqrt(layer.in_features)
+        self.weight_sigma = nn.Parameter(torch.full_like(layer.weight, deviation))
+        self.bias_sigma = nn.Parameter(torch.full_like(layer.bias, deviation))
+        self.sizes = [layer.in_features, layer.out_features]
+        self.register_buffer("noise", torch.zeros(sum(self.sizes)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise_in, noise_out = self.noise.split(self.sizes)
+        weight = self.weight + self.weight_sigma * (noise_out.unsqueeze(1) * noise_in)
+        return F.linear(x, weight, self.bias + self.bias_sigma * noise_out)
+
+
+@torch.no_grad()
+def draw_noise(net: nn.Module, key: Tensor | None) -> None:
+    """New noise for all noisy layers of `net` from `key` () int32; None: no noise."""
+    buffers = [module.noise for module in net.modules() if isinstance(module, Noisy)]
+    if key is None:
+        for noise in buffers:
+            noise.zero_()
+        return
+    sizes = [len(noise) for noise in buffers]
+    normal = gaussian(random.bits(key, torch.arange(sum(sizes), device=key.device)))
+    for noise, part in zip(buffers, (normal.sign() * normal.abs().sqrt()).split(sizes), strict=True):
+        noise.copy_(part)
+
+
+def gaussian(random_bits: Tensor) -> Tensor:
+    """Standard normal float32, -5.2 to 5.2, from the upper 23 of `random_bits` (…) int64."""
+    centred = ((random_bits >> 9).to(torch.float32) + 0.5) * 2.0**-22 - 1.0  # never -1 or 1
+    return math.sqrt(2.0) * torch.erfinv(centred)
 
 
 class ActorCritic(nn.Module):
@@ -287,16 +389,36 @@ class ActorCritic(nn.Module):
 
 
 Net = MLP | CNN | ResNet
+ValueNet = Net | Afterstates | Distributional
 
 
-def build(spec: Spec, config: NetConfig, seed: int, gamma: float = 1.0, dueling: bool = False) -> Net | Afterstates:
-    """The value network of that kind, see `_plain`. Same weights on any device. `gamma` is the discount of afterstates."""
+def build(
+    spec: Spec,
+    config: NetConfig,
+    seed: int,
+    gamma: float = 1.0,
+    dueling: bool = False,
+    kind: Kind | None = None,
+    sigma: float | None = None,
+) -> ValueNet:
+    """The value network of that kind, see `_plain`. Same weights on any device. `gamma` is the discount of afterstates.
+
+    With a `kind` of distribution it is of returns. With `sigma` its fully connected layers are noisy.
+    """
     if spec.afterstates and dueling:
         raise UserError("dueling is on; with afterstates the value of an action is that of its board. Leave it off.")
+    if spec.afterstates and kind is not None:
+        raise UserError("distribution is on; with afterstates only the mean is learned. Set it to none.")
+    net: ValueNet
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # (torch.manual_seed would seed the GPUs too, for good)
-        net = Afterstates(spec, config, gamma) if spec.afterstates else _plain(spec, config, dueling)
+        if spec.afterstates:
+            net = Afterstates(spec, config, gamma)
+        else:
+            net = _plain(spec, config, dueling) if kind is None else Distributional(spec, config, kind, dueling)
         _first_weights(net, config.init)
+    if sigma is not None:
+        _make_noisy(net, sigma)
     return net
 
 
@@ -334,10 +456,23 @@ def _first_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=0.01)
+        if isinstance(module, Conv):
+            weights = module.product or module.conv
+            assert weights is not None
+            weights.weight.data.mul_(module.gain)
         if isinstance(module, Residual):  # every block begins as if it were not there
-            last = module.convs[-1]
+            last = module.convs[-1].conv
             assert isinstance(last, nn.Conv2d)
             nn.init.zeros_(last.weight)
+
+
+def _make_noisy(net: nn.Module, sigma: float) -> None:
+    """Let every fully connected layer be noisy, with the weights it has; convolutions are left alone."""
+    for dense in [module for module in net.modules() if isinstance(module, Dense)]:
+        for parent in list(dense.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, Noisy(child, sigma))
 
 
 def _round_up(number: int, multiple: int) -> int:

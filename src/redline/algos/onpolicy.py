@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ FIXED = (*nets.NET_FIXED, "gamma", "rollout")  # a continued run must keep these
 _SELDOM = 32  # steps between two truncations of a lane by the game itself, at least
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 C = TypeVar("C", bound=OnPolicyConfig)
+N = TypeVar("N", bound=nn.Module)
 
 
 def complete(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
@@ -95,7 +97,7 @@ class OnPolicy(Hooks):
         """`state` (N, …) is an example of the game's State of all lanes."""
         self.spec = spec = rules.game.spec(rules.config)
         self.rules, self.num_envs = rules, num_envs
-        self.settings = config
+        self.settings, self.net = config, net
         self.runtime, self.accumulate = runtime, accumulate
         self.horizon, self.samples_per_update = config.rollout, config.batch_size * accumulate
         size = config.rollout * num_envs
@@ -117,6 +119,7 @@ class OnPolicy(Hooks):
         self.progress = torch.zeros((), device=device)  # share of training done, set from outside
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(net, self.rate, config.max_grad_norm, runtime)
+        self.player = in_precision(net, runtime.amp_dtype)  # plays; `before` gives it the weights learned
         self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
         self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # epochs so far
@@ -157,6 +160,12 @@ class OnPolicy(Hooks):
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------- playing
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """What plays has the weights that were learned."""
+        if self.player is not self.net:
+            torch._foreach_copy_(list(self.player.parameters()), list(self.net.parameters()))
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, value: Tensor) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
@@ -254,6 +263,19 @@ class OnPolicy(Hooks):
         """Everything that decides what comes next, between two iterations, in groups."""
         counters = {"key": self.key, "acted": self.acted, "shuffled": self.shuffled}
         return {"model": self.model(), "optim": self.optimizer.tensors(), "rng": counters}
+
+
+def in_precision(net: N, dtype: torch.dtype | None) -> N:
+    """A copy of the network whose products are in `dtype` without a conversion; itself where there is none."""
+    if dtype is None:
+        return net
+    found = copy.deepcopy(net).requires_grad_(False)
+    for mine, original in zip(found.modules(), net.modules(), strict=True):
+        for name, buffer in original.named_buffers(recurse=False):  # statistics are shared, not copied
+            setattr(mine, name, buffer)
+        if isinstance(mine, nn.Linear | nn.Conv2d):
+            mine.to(dtype)
+    return found
 
 
 def _divisor(size: int) -> int:

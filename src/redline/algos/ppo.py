@@ -112,6 +112,7 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: float)
 class Learner(OnPolicy):
     """Four verbs: act, ingest, update, state_dict."""
 
+    net: nets.ActorCritic
     metrics = ("loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 
     def __init__(
@@ -127,11 +128,11 @@ class Learner(OnPolicy):
         """`state` (N, …) is an example of the game's State of all lanes."""
         self.config, _ = config, _ = complete(config, num_envs)
         spec = rules.game.spec(rules.config)
-        self.net = nets.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
+        net = nets.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
         size = config.rollout * num_envs
         self.logp, self.advantage = (torch.zeros(size, device=runtime.device) for _ in range(2))
         self.moved = torch.zeros((), device=runtime.device)  # how far this update moved the policy
-        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, self.net)
+        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
         self.averaged = copy.deepcopy(self.net).requires_grad_(False) if config.average else None
         self.average_flat = flatten(self.averaged) if self.averaged is not None else None
 
@@ -145,7 +146,7 @@ class Learner(OnPolicy):
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Actions (N,) int64 drawn from the policy; what they were drawn from is remembered."""
         with torch.no_grad(), self.runtime.autocast():
-            logits, value = self.net(obs, legal)
+            logits, value = self.player(obs, legal)
         lane = torch.arange(self.num_envs, device=obs.device)
         number = lane.unsqueeze(1) * self.spec.num_actions + torch.arange(self.spec.num_actions, device=obs.device)
         noise = gumbel(random.bits(random.fold(self.key, 2 * self.acted), number))
@@ -158,7 +159,7 @@ class Learner(OnPolicy):
     def value_of(self, state: Any) -> Tensor:
         """(N,) float32."""
         with self.runtime.autocast():
-            value: Tensor = self.net(self.rules.game.observe(self.rules.config, state), legal(self.rules, state))[1]
+            value: Tensor = self.player(self.rules.game.observe(self.rules.config, state), legal(self.rules, state))[1]
         return value
 
     @torch.no_grad()

@@ -84,6 +84,7 @@ def epsilon(config: Config, progress: Tensor, lanes: Tensor, num_envs: int) -> T
 class Learner(OnPolicy):
     """Four verbs: act, ingest, update, state_dict."""
 
+    net: nets.Net | nets.Afterstates
     metrics = ("loss", "q_mean", "epsilon")
 
     def __init__(
@@ -99,18 +100,20 @@ class Learner(OnPolicy):
         """`state` (N, …) is an example of the game's State of all lanes."""
         self.config, _ = config, _ = complete(config, num_envs)
         spec = rules.game.spec(rules.config)
-        self.net = nets.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
-        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, self.net)
+        net = nets.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
+        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
 
     def values(self, obs: Tensor, legal: Tensor | None) -> Tensor:
         """Of all actions (N, A) float32, the illegal ones far below."""
         with torch.no_grad(), self.runtime.autocast():
-            values: Tensor = self.net(obs, legal)
+            values: Tensor = self.player(obs, legal)
         return values
 
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Greedy actions (N,) int64. legal (N, A) bool, None: all are."""
-        return self.values(obs, legal).argmax(1)
+        with torch.no_grad(), self.runtime.autocast():
+            values: Tensor = self.net(obs, legal)
+        return values.argmax(1)
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon. What they are worth is remembered."""

@@ -34,6 +34,7 @@ PALETTE = (  # what `cells` numbers: name and colour
 # Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_step", "reward_closer")
 
+_SMALL = 7  # columns and rows of a board that a CPU learns whole
 _PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
 
 
@@ -127,12 +128,33 @@ def spec(config: Config) -> Spec:
 
 
 def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
-    """Options to train with on this hardware, each with its reason; `wanted` are those that were asked for."""
-    del hardware, wanted
-    return {
-        "view": ("centred", "seen from the head, what is learned in one corner holds in all"),
-        "sight": (4, "the near cells and the way to the food: a quarter of the inputs of the whole board"),
-    }
+    """Settings to train with on this hardware, each with its reason; `wanted` are the options that were asked for."""
+    wanted, gpu = wanted or {}, hardware.kind == "cuda"
+    found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "learns from what it plays, which costs next to nothing here")}
+    if wanted.get("view", "centred") != "centred":
+        return found
+    found["view"] = ("centred", "seen from the head, what is learned in one corner holds in all")
+    sides = (str(wanted.get(side, getattr(Config, side))) for side in ("width", "height"))
+    if not gpu and not all(side.isdecimal() and int(side) <= _SMALL for side in sides):
+        found["sight"] = (4, "the near cells and the way to the food: a quarter of the inputs of the whole board")
+        return found
+    found["sight"] = (0, "the whole board: the last foods are won by planning around the snake's own body")
+    found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
+    if not gpu:
+        found["ppo.hidden"] = ((128, 128), "wide enough for a whole small board")
+        found["ppo.rollout"] = (64, "longer than the way to a food")
+        return found
+    wide = (1024, 512) if hardware.tier == "gpu-large" else (512, 512)
+    for algo in ("ppo", "dqn", "pqn"):
+        found[f"{algo}.net"] = (
+            "mlp",
+            "from the head's place all weights mean the same: fifteen times faster than a CNN",
+        )
+        found[f"{algo}.hidden"] = (wide, "a GPU multiplies wider layers at little cost")
+    found["ppo.learning_rate"] = (8e-4, "half a million steps an update give steady gradients")
+    found["ppo.learning_rate_end"] = (2e-5, "play that is nearly perfect is only polished")
+    found["ppo.entropy_end"] = (3e-4, "in the end every random move may be the last")
+    return found
 
 
 def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:

@@ -27,6 +27,7 @@ from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
 DEFAULT_ALGO = "dqn"
+_OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def resolve(settings: Settings) -> Plan:
     for_game = game.suggest(machine, settings.env_options)
     algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
     if settings.algo == "auto":
+        if asked := [name for name in _OF_REPLAY if getattr(settings, name) is not None]:
+            algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which is a setting of a memory"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
     for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
