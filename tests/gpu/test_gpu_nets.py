@@ -1,0 +1,42 @@
+"""Networks on a GPU, compiled and in bfloat16, against a CPU in float32. Run with `make gpu-test`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.algos import nets
+from redline.core.records import Spec
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("net", ["mlp", "cnn", "resnet"])
+def test_values_and_gradients_are_those_of_the_cpu(net: Any, layer_norm: bool) -> None:
+    spec = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
+    config = nets.NetConfig(net=net, hidden=(64,), channels=(16, 32), layer_norm=layer_norm)
+    obs = torch.randint(0, 2, (256, *spec.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+
+    def outcome(device: str, compiled: bool) -> tuple[Tensor, Tensor]:
+        model = nets.build(spec, config, seed=3).to(device)
+        with torch.no_grad():
+            model.dense.head.out.weight.normal_(generator=torch.Generator(device).manual_seed(1)).mul_(0.1)
+            if device == "cuda":
+                model.load_state_dict(reference.state_dict())
+        forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            values = forward(obs.to(device))
+        gradients = torch.autograd.grad(values.square().mean(), list(model.parameters()))
+        return values.detach().cpu(), torch.cat([g.flatten() for g in gradients]).cpu()
+
+    reference = nets.build(spec, config, seed=3)
+    with torch.no_grad():
+        reference.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
+    values, gradient = outcome("cpu", compiled=False)
+    found, found_gradient = outcome("cuda", compiled=True)
+    torch.testing.assert_close(found, values, rtol=0.05, atol=0.05 * values.abs().max().item())
+    assert torch.cosine_similarity(found_gradient, gradient, dim=0) > 0.99

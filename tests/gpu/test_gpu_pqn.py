@@ -1,0 +1,85 @@
+"""PQN on a GPU: eager, graphed, compiled; and what plays in reduced precision. Run with `make gpu-test`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from redline.run.config import Settings, resolve
+from redline.run.session import Session
+
+pytestmark = pytest.mark.gpu
+LANES, ROLLOUT, ITERATIONS = 256, 4, 10
+WAYS = {"eager": (False, False), "graph": (False, True), "compiled+graph": (True, True)}
+
+
+def session_of(device: str, way: str, precision: str = "fp32", algo: str = "pqn", **options: Any) -> Session:
+    compiles, graphs = WAYS[way]
+    if compiles:
+        torch.compiler.reset()
+    settings = Settings(
+        env="snake",
+        algo=algo,
+        num_envs=LANES,
+        steps=LANES * ROLLOUT * 100,
+        seed=5,
+        device=device,
+        precision=precision,
+        compile=compiles,
+        graph=graphs,
+        time_limit=10,
+        env_options={"width": 7, "height": 7, "start": "random", "view": "planes"},
+        algo_options={"rollout": ROLLOUT, "batch_size": 128, "net": "mlp", "hidden": (32, 32)} | options,
+    )
+    return Session(resolve(settings), pytest.fail)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_plays_what_the_cpu_plays(way: str) -> None:
+    """With weights of 0 all values are equal: games, actions and orders are bit-identical, explored moves included."""
+    tiny = {"learning_rate": 1e-30, "learning_rate_end": 0.0}
+    ours, theirs = session_of("cuda", way, **tiny), session_of("cpu", "eager", **tiny)
+    for session in (ours, theirs):
+        session.learner.optimizer.flat.zero_()
+        session.iterate(ITERATIONS)
+    assert ours._collect_and_learn.graph is not None or way == "eager"
+    for name, x in theirs.tensors()["envs"].items():
+        assert torch.equal(ours.tensors()["envs"][name].cpu(), x), name
+    for name in ("obs", "action", "ended", "truncated", "order", "acted", "shuffled", "target"):
+        assert torch.equal(getattr(ours.learner, name).cpu(), getattr(theirs.learner, name)), name
+    assert theirs.learner.truncated.any()
+
+
+def test_graphed_equals_eager() -> None:
+    ours, theirs = session_of("cuda", "graph"), session_of("cuda", "eager")
+    before = ours.learner.optimizer.flat.clone()
+    for session in (ours, theirs):
+        session.iterate(ITERATIONS)
+    torch.testing.assert_close(ours.learner.optimizer.flat, theirs.learner.optimizer.flat, rtol=1e-3, atol=1e-4)
+    assert torch.equal(ours.learner.action, theirs.learner.action)
+    assert (ours.learner.optimizer.flat - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pqn"])
+def test_what_plays_in_low_precision_is_what_was_learned(algo: str) -> None:
+    session = session_of("cuda", "compiled+graph", "bf16", algo)
+    session.iterate(ITERATIONS)
+    learner = session.learner
+    learner.before()
+    with torch.no_grad(), learner.runtime.autocast():
+        found, expected = learner.player(learner.obs), learner.net(learner.obs)
+    assert torch.equal(found[0], expected[0])
+    assert learner.player is not learner.net
+
+
+def test_an_iteration_never_waits() -> None:
+    session = session_of("cuda", "compiled+graph", "bf16")
+    session.iterate(8)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        session.iterate(5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
