@@ -36,7 +36,7 @@ class Settings:
 
     env: str  # the game
     algo: str = "auto"  # dqn, ppo, pqn; auto: what suits the game
-    preset: str | None = None  # a combination of options by its name; options given besides win
+    preset: str | None = None  # a combination of options: plain, rainbow, modern (dqn); options given besides win
     num_envs: int | None = None  # games played at once
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
