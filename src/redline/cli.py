@@ -440,8 +440,8 @@ COMMANDS = {
     ),
     "watch": Command("shows a trained agent in the terminal or as a GIF", "RUN", lambda: WatchOptions, _watch),
     "bench": Command(
-        "throughput on this machine: env or train",
-        "[env|train]",
+        "throughput on this machine: env, train or replay",
+        "[env|train|replay]",
         lambda: BenchOptions,
         _bench,
         "env. and the algorithm's",

@@ -338,6 +338,7 @@ def session_of(**changes: Any) -> Session:
         "seed": 1,
         "device": "cpu",
         "compile": False,
+        "curriculum": False,
         "env_options": {"width": 5, "height": 5},
         "algo_options": options,
     }

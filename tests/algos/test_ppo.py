@@ -288,7 +288,7 @@ def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
     "spec", [AFTER, Spec((3, 6, 5), torch.uint8, (1.0,) * 3, 1, 4, "points")], ids=["after", "planes"]
 )
 def test_chosen_is_what_all_values_hold(spec: Spec, hidden: tuple[int, ...]) -> None:
-    for kind in ("mlp", "cnn"):
+    for kind in ("mlp",) if spec.afterstates else ("mlp", "cnn"):
         net = nets.build(spec, nets.NetConfig(kind, hidden), seed=1, gamma=0.9, dueling=False)
         obs = torch.rand(9, *spec.obs_shape, generator=torch.Generator().manual_seed(2))
         action = torch.arange(9) % 4
@@ -446,6 +446,7 @@ def session_of(steps: int | None = 10**6, seed: int = 1, env: str = "snake", **o
         seed=seed,
         device="cpu",
         compile=False,
+        curriculum=False,
         time_limit=9,
         env_options=game,
         algo_options={"rollout": 4, "batch_size": 16, "epochs": 2, "hidden": (16, 16)} | options,
@@ -651,6 +652,15 @@ def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
     averaged.average_flat.zero_()
     assert not averaged.averaged(obs)[0].any()
     assert averaged.net(obs)[0].any()
+
+
+def test_settings_that_afterstates_have_no_use_for_are_refused() -> None:
+    rules = probe(paid_by_action, afterstates=True)
+    for options, sentence in (({"separate": True}, "separate is on"), ({"net": "cnn"}, "net is cnn")):
+        with pytest.raises(UserError, match=sentence):
+            learner_of(dataclasses.replace(TINY, **options), rules)
+    with pytest.raises(UserError, match=r"ppo\.average is 1.0; expected a number from 0 to below 1"):
+        Config(average=1.0)
 
 
 def test_separate_networks_share_nothing() -> None:

@@ -315,6 +315,7 @@ def tiny(**options: Any) -> Plan:
         seed=3,
         device="cpu",
         time_limit=9,
+        curriculum=False,
         env_options={"width": 5, "height": 5},
         algo_options=algo,
     )

@@ -27,6 +27,7 @@ SETTINGS = Settings(
     steps=480,
     device="cpu",
     compile=False,
+    curriculum=False,
     eval_episodes=20,
     time_limit=30,
     env_options={"width": 5, "height": 4},

@@ -134,6 +134,17 @@ def test_runs_are_ranked_by_the_score_per_game_over_where_games_were_cut_off(
     assert result["worst"] == str(agents[2].path)
 
 
+def test_a_snake_that_starves_is_not_the_better_for_it(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no game over, so that its score per game over has no end: runs are ranked by their means then."""
+    starved = outcome([1, 1, 3], going_on=1)
+    starved = dataclasses.replace(starved, game_over=torch.zeros_like(starved.game_over))
+    outcomes = iter([starved, outcome([2, 3, 4]), outcome([6, 6, 6], going_on=1)])
+    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: next(outcomes))
+    result = evaluate_runs(agents, 3)
+    assert result["worst"] == str(agents[0].path)
+    assert result["best"] == str(agents[2].path)
+
+
 # ---- what cannot be compared
 
 

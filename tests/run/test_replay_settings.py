@@ -85,6 +85,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(replay: str, prioritized: bool, tm
         "algo": "dqn",
         "device": "cpu",
         "compile": False,
+        "curriculum": False,
         "num_envs": 16,
         "batch_size": 8,
         "replay": replay,

@@ -48,6 +48,7 @@ def tiny(path: Path, algo: dict[str, Any] | None = None, **changes: Any) -> Sett
         "time_limit": 12,
         "device": "cpu",
         "compile": False,
+        "curriculum": False,
         "eval_episodes": 4,
         "env_options": {"width": 4, "height": 4, "starvation": 9},
         "algo_options": options,

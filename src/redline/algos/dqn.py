@@ -293,7 +293,6 @@ class Learner(Hooks):
         self.runtime, self.accumulate = runtime, accumulate
         device = runtime.device
         self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
-        self.memory = self._make_memory(rules, state)
         self.scheduled = config.prioritized  # only beta follows the share of training done; epsilon has its own clock
         self.progress = torch.zeros((), device=device)  # that share
         if config.munchausen and spec.masked:
@@ -304,6 +303,7 @@ class Learner(Hooks):
         sigma = config.noisy_sigma if config.noisy else None
         self.online = nets.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.memory = self._make_memory(rules, state)  # after all that may be refused: it may be a file
         self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far

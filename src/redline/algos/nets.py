@@ -406,9 +406,14 @@ def build(
     With a `kind` of distribution it is of returns. With `sigma` its fully connected layers are noisy.
     """
     if spec.afterstates and dueling:
-        raise UserError("dueling is on; with afterstates the value of an action is that of its board. Leave it off.")
+        raise UserError(
+            "dueling is on; with afterstates the value of an action is that of its board. Leave it off (--no-dqn.dueling)."
+        )
     if spec.afterstates and kind is not None:
-        raise UserError("distribution is on; with afterstates only the mean is learned. Set it to none.")
+        raise UserError(
+            "distribution is on; with afterstates only the mean is learned. Set it to none (--dqn.distribution none)."
+        )
+    _check_afterstates(spec, config)
     net: ValueNet
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # (torch.manual_seed would seed the GPUs too, for good)
@@ -426,11 +431,19 @@ def build_actor_critic(
     spec: Spec, config: NetConfig, seed: int, gamma: float = 1.0, separate: bool = False
 ) -> ActorCritic:
     """The policy and value network of that kind. Same weights on any device."""
+    _check_afterstates(spec, config)
+    if spec.afterstates and separate:
+        raise UserError("separate is on; with afterstates one network judges every board. Leave it off.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         net = ActorCritic(spec, config, gamma, separate)
         _first_weights(net, config.init)
     return net
+
+
+def _check_afterstates(spec: Spec, config: NetConfig) -> None:
+    if spec.afterstates and config.net not in ("auto", "mlp"):
+        raise UserError(f"net is {config.net}, but afterstates are rows of features; leave it away or take mlp.")
 
 
 def _plain(spec: Spec, config: NetConfig, dueling: bool = False) -> Net:
@@ -439,7 +452,9 @@ def _plain(spec: Spec, config: NetConfig, dueling: bool = False) -> Net:
     if kind == "auto":
         kind = "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"
     if kind != "mlp" and not board:
-        raise UserError(f"net is {kind}, but observations of shape {spec.obs_shape} are no planes; take --net mlp.")
+        raise UserError(
+            f"net is {kind}, but observations of shape {spec.obs_shape} are no planes; leave it away or take mlp."
+        )
     nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet}
     return nets[kind](spec, config, dueling)
 

@@ -47,7 +47,7 @@ class OnPolicyConfig(nets.NetConfig):
 
 
 FIXED = (*nets.NET_FIXED, "gamma", "rollout")  # a continued run must keep these
-_SELDOM = 32  # steps between two truncations of a lane by the game itself, at least
+_SELDOM = 32  # steps between two truncations of a lane by the game itself that are reckoned with
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 C = TypeVar("C", bound=OnPolicyConfig)
 N = TypeVar("N", bound=nn.Module)
@@ -132,10 +132,12 @@ class OnPolicy(Hooks):
         self.action = torch.zeros(size, dtype=torch.int64, device=device)
         self.ended = torch.zeros(size, dtype=torch.bool, device=device)
         self.value, self.reward, self.target = (torch.zeros(size, device=device) for _ in range(3))
+        self.neutral = self.value  # targets from which nothing is learned
         self.order = torch.zeros(size, dtype=torch.int64, device=device)
         # States whose value is asked for in `update`: for every lane those in which it was cut short, up to `cuts` of them,
         # then the one it stopped in. A lane that is cut short more often learns nothing from those steps.
-        self.cuts = -(-config.rollout // (rules.time_limit or _SELDOM)) if spec.truncates or rules.time_limit else 0
+        limits = [rules.time_limit] * (rules.time_limit > 0) + [_SELDOM] * spec.truncates
+        self.cuts = -(-config.rollout // min(limits)) if limits else 0
         self.cut = torch.zeros(num_envs, dtype=torch.int64, device=device)  # times in this rollout
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
         self.finals = map_record(lambda x: x.new_zeros((self.cuts + 1) * num_envs, *x.shape[1:]), state)
@@ -205,7 +207,8 @@ class OnPolicy(Hooks):
         if self.cuts:
             number = truncated.to(torch.int64).cumsum(0) - 1  # of the lane's cuts
             ahead = self.settings.gamma * worth.gather(0, number.clamp(0, self.cuts - 1))
-            reward = torch.where(truncated, torch.where(number < self.cuts, reward + ahead, value), reward)
+            known = torch.where(number < self.cuts, reward + ahead, self.neutral.view(shape))
+            reward = torch.where(truncated, known, reward)
             self.cut.zero_()
         return reward, value, worth[-1], ended
 

@@ -42,7 +42,8 @@ class Config(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.expect(("gae_lambda", "average"), "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        self.expect(("gae_lambda",), "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        self.expect(("average",), "a number from 0 to below 1", lambda x: 0 <= x < 1)
         self.expect(("clip",), "a number above 0", lambda x: x > 0)
         self.expect(("value_coef", "entropy_coef", "entropy_end", "target_kl"), "0 or more", lambda x: x >= 0)
 

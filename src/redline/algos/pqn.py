@@ -102,6 +102,7 @@ class Learner(OnPolicy):
         spec = rules.game.spec(rules.config)
         net = nets.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
+        self.neutral = torch.zeros_like(self.value)  # what the actions taken were thought to be worth
 
     def values(self, obs: Tensor, legal: Tensor | None) -> Tensor:
         """Of all actions (N, A) float32, the illegal ones far below."""
@@ -124,7 +125,8 @@ class Learner(OnPolicy):
         anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
         values = self.values(obs, legal)
         action = torch.where(explore, anything, values.argmax(1))
-        self.remember(obs, legal, action, _best(values, legal))
+        slot = self.remember(obs, legal, action, _best(values, legal))
+        self.neutral.index_copy_(0, slot, nets.gather(values, action))
         return action
 
     @torch.no_grad()

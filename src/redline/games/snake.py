@@ -158,9 +158,13 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
 
 
 def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
-    """No phases: none was found that trains better."""
-    del config
-    return ()
+    """Snakes of any length at first, where the whole board is seen: how a game is won is learned before how to get there.
+
+    Without, some runs never fill a board once and settle for nearly.
+    """
+    if config.view != "centred" or config.sight:
+        return ()
+    return (("long", 0.0, 0.5, {"long_start": config.cells - 2}),)
 
 
 def init(config: Config, key: Tensor) -> State:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -218,6 +218,10 @@ class Courier:
             self._jobs.put(None)
             self._worker.join()
             self._worker = None
+        if self._cuda:  # nothing under way may write to memory that is given back
+            with suppress(RuntimeError):
+                self._out.synchronize()
+                self._in.synchronize()
 
 
 class Direct(Courier):
@@ -265,7 +269,9 @@ def as_seen_by(device: torch.device, host: Tensor) -> Tensor:
     """Page-locked bytes (M, size), a multiple of eight, as the device reads them over the bus: (M, size / 8) int64."""
     words = host.view(torch.int64)
     description = {"shape": tuple(words.shape), "typestr": "<i8", "data": (words.data_ptr(), False), "version": 2}
-    there = torch.as_tensor(type("Words", (), {"__cuda_array_interface__": description})(), device=device)
+    # What is shared keeps the memory it is in.
+    shared = type("Words", (), {"__cuda_array_interface__": description, "words": words})()
+    there = torch.as_tensor(shared, device=device)
     if there.data_ptr() != words.data_ptr():
         raise RuntimeError("it has another address there")
     return there

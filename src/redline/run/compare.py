@@ -50,22 +50,27 @@ def evaluate_runs(
                 "settings": agent.config,
             }
         )
+    score = _ranking(records)
     return {
         "env": agents[0].config["env"],
         "device": str(agents[0].device),
         **over_runs(outcomes),
-        "best": max(records, key=_score)["run"],
-        "worst": min(records, key=_score)["run"],
+        "best": max(records, key=score)["run"],
+        "worst": min(records, key=score)["run"],
         "runs": records,
         "seconds": time.monotonic() - started,
     }
 
 
-def _score(record: dict[str, Any]) -> float:
-    """What ranks runs: the score per game over where games were cut off, for then the mean depends on the budget."""
-    if record["finished"] == record["episodes"]:
-        return float(record["score_mean"])
-    return float(record["score_censored"] or record["score_censored_low"])
+def _ranking(records: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
+    """What ranks runs: the mean score; where games were cut off, for then it depends on the budget, the score per game over.
+
+    That holds only where games end in no other way: a snake that starves has no game over, and is not the better for it.
+    """
+    cut_off = any(record["finished"] != record["episodes"] for record in records)
+    if not cut_off or any(record["finished"] != record["game_overs"] for record in records):
+        return lambda record: float(record["score_mean"])
+    return lambda record: float(record["score_censored"] or record["score_censored_low"])
 
 
 def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:

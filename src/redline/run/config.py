@@ -135,8 +135,8 @@ def resolve(settings: Settings) -> Plan:
     for_game = game.suggest(machine, settings.env_options)
     algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
     if settings.algo == "auto":
-        if asked := [name for name in _OF_REPLAY if getattr(settings, name) is not None]:
-            algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which is a setting of a memory"
+        if asked := [name for name in _OF_REPLAY if getattr(settings, name) not in (None, False)]:
+            algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which no other has"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
     for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
@@ -299,6 +299,8 @@ def from_words(env: str, words: dict[str, Any]) -> Settings:
     """Settings from option names and words, `env.*` and the algorithm's options among them."""
     algo = words.get("algo", Settings.algo)
     algo = _algo_of(words) if algo == "auto" else algo
+    if algo != "auto":
+        algos.load(algo)  # or say that there is none
     found, groups = split_groups(words, algo)
     plain = {"env": env} | found | ({} if algo == "auto" else {"algo": algo})
     known = {f.name for f in dataclasses.fields(Settings)} - {"env", "env_options", "algo_options"}

@@ -91,10 +91,11 @@ def read_phases(path: str) -> list[Phase]:
 def phases_of(records: Phases, without: Iterable[str] = ()) -> list[Phase]:
     """A game's own curriculum, which leaves the options in `without` alone: somebody asked for them."""
     asked = {name.replace("-", "_") for name in without}
-    return [
+    found = [
         Phase(name, start, end, {option: value for option, value in options.items() if option not in asked})
         for name, start, end, options in records
     ]
+    return found if any(phase.options for phase in found) else []
 
 
 def _phase(record: Any, number: int) -> Phase:

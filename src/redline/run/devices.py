@@ -33,7 +33,7 @@ _FIRST, _GROWTH = 16, 4  # games or samples in the first round, and times as man
 _ROUNDS, _CALLS = 2, 3  # the best of so many times so many calls counts
 _VERSION = 1  # of this way to measure: figures of another are not comparable
 _KEPT = 200  # figures that are kept
-_DECIDES = ("env", "algo", "num_envs", "precision", "graph", "time_limit", "rules_version", "env_options")
+_DECIDES = ("env", "algo", "num_envs", "accumulate", "precision", "graph", "time_limit", "rules_version", "env_options")
 
 
 def decide(settings: Settings, measure: Measure | None = None) -> Plan:

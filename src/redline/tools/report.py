@@ -24,7 +24,7 @@ _OF_ONE_RUN = ("seed", "run_dir", "resume")  # settings in which the runs of a g
 _FIGURES = (("score", "training score", 1), ("win_rate", "training games won in %", 100))  # and what it is shown times
 _EVALUATED = (
     *("score_mean", "score_ci95", "score_censored", "score_censored_low", "score_censored_high"),
-    *("win_rate", "steps_per_win", "finished", "eval_steps", "env_steps"),
+    *("win_rate", "steps_per_win", "finished", "game_overs", "eval_steps", "env_steps"),
 )
 _AXES = (("env_steps", "env-steps"), ("seconds", "seconds"))
 
@@ -175,7 +175,8 @@ def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
             continue
         numbers: dict[str, Any] = {key: _number(record, key) for key in _EVALUATED}
         numbers |= {"episodes": _number(record, count), "kind": "mean", "score": numbers["score_mean"]}
-        if numbers["finished"] != numbers["episodes"] and numbers["score_censored_low"] is not None:
+        only_game_overs = numbers["game_overs"] in (None, numbers["finished"])
+        if numbers["finished"] != numbers["episodes"] and numbers["score_censored_low"] is not None and only_game_overs:
             # Games were cut off, and what they scored depends on where; the score per game over does not.
             numbers |= {"kind": "per game over", "score": numbers["score_censored"]}
             if numbers["score"] is None:
