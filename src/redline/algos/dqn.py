@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from redline.algos import nets
 from redline.algos.distribution import Categorical, Kind, Quantile
+from redline.algos.explore import ladder
 from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten
@@ -207,15 +208,9 @@ def transition_bytes(config: Config, state_bytes: int) -> float:
 
 
 def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
-    """Share of random moves of each lane, (N,) float32: from start, linearly over epsilon_steps, to the lane's own end.
-
-    The ends are spread geometrically from epsilon_high (lane 0) to epsilon_low (the last).
-    """
-    place = lanes.to(torch.float32) / max(num_envs - 1, 1)
-    low = max(config.epsilon_low, 1e-8)  # a geometric ladder has no rung at 0
-    end = config.epsilon_high * (low / max(config.epsilon_high, low)) ** place
-    done = (env_steps.to(torch.float32) / max(config.epsilon_steps, 1)).clamp(max=1.0)
-    return config.epsilon_start + (end - config.epsilon_start) * done
+    """Share of random moves of each lane, (N,) float32: the ladder is reached after epsilon_steps."""
+    done = env_steps.to(torch.float32) / max(config.epsilon_steps, 1)
+    return ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, lanes, num_envs)
 
 
 def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor:

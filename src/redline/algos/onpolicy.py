@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,7 +78,7 @@ def linear(start: float, end: float, progress: Tensor) -> Tensor:
     return start + (end - start) * progress.clamp(0.0, 1.0)
 
 
-class OnPolicy(Hooks):
+class OnPolicy(Hooks, ABC):
     """What does not depend on what is learned. Between two updates every lane plays `horizon` steps."""
 
     metrics: tuple[str, ...] = ("loss",)
@@ -149,17 +150,17 @@ class OnPolicy(Hooks):
 
     # ------------------------------------------------------------------------------------- what a learner must say
 
+    @abstractmethod
     def value_of(self, state: Any) -> Tensor:
         """What States are worth, (N,) float32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare(self) -> None:
         """Compute `target`, and this update's learning rate, from the rollout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------- playing
 
@@ -258,9 +259,9 @@ class OnPolicy(Hooks):
         """Means over the last `updates`, which start again."""
         return read_means(self.sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
 
+    @abstractmethod
     def model(self) -> dict[str, Tensor]:
         """All weights, by name."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Everything that decides what comes next, between two iterations, in groups."""

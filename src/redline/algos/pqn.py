@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets, onpolicy, ppo
+from redline.algos.explore import ladder
 from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
 from redline.core import random, select
 from redline.core.records import EnvKind, Hardware, Runtime, Spec
@@ -70,15 +71,9 @@ def q_returns(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, 
 
 
 def epsilon(config: Config, progress: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
-    """Share of random moves of each lane, (N,) float32: from the start, on a straight line, to the lane's own end.
-
-    The ends are spread geometrically from epsilon_high (lane 0) to epsilon_low (the last).
-    """
-    low = max(config.epsilon_low, 1e-8)  # a geometric ladder has no rung at 0
-    place = lanes.to(torch.float32) / max(num_envs - 1, 1)
-    end = config.epsilon_high * (low / max(config.epsilon_high, low)) ** place
-    done = (progress / max(config.exploration, 1e-8)).clamp(0.0, 1.0)
-    return config.epsilon_start + (end - config.epsilon_start) * done
+    """Share of random moves of each lane, (N,) float32: the ladder is reached after the share of training `exploration`."""
+    done = progress / max(config.exploration, 1e-8)
+    return ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, lanes, num_envs)
 
 
 class Learner(OnPolicy):

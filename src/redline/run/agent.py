@@ -16,7 +16,7 @@ from redline.core.errors import UserError
 from redline.engine import hardware
 from redline.envs import Rules, make_rules
 from redline.run.checkpoint import Checkpoints
-from redline.run.evaluate import evaluate, greedy
+from redline.run.evaluate import Evaluation, evaluate_net, greedy
 from redline.run.folder import read_config
 from redline.run.options import build
 
@@ -41,25 +41,18 @@ class Agent:
     ) -> dict[str, Any]:
         """Held-out games, or with `max_steps` so many steps of them; fields as of `redline eval --json`."""
         started = time.monotonic()
-        machine = hardware.detect(self.device)
-        outcome = evaluate(
-            self.rules,
-            greedy(self.net, self.device),
-            episodes,
-            self.device,
-            seed,
-            progress,
-            max_steps=max_steps,
-            compile=machine.kind == "cuda" or (machine.kind == "cpu" and bool(machine.compiler)),
-            graph=machine.kind == "cuda",
-        ).summary()
+        outcome = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps)
+        return self.record(outcome, started)
+
+    def record(self, outcome: Evaluation, started: float) -> dict[str, Any]:
+        """What is told of an evaluation that began at `started`, by the monotonic clock."""
         return {
             "env": self.config["env"],
             "algo": self.config["algo"],
             "device": str(self.device),
             "run": str(self.path),
             "env_steps": self.env_steps,
-            **outcome,
+            **outcome.summary(),
             "seconds": time.monotonic() - started,
             "settings": self.config,
         }

@@ -38,18 +38,7 @@ def evaluate_runs(
         began, tell = time.monotonic(), partial(progress, number)
         outcome = evaluate_net(agent.net, agent.rules, agent.device, episodes, seed, tell, max_steps)
         outcomes.append(outcome)
-        records.append(
-            {
-                "env": agent.config["env"],
-                "algo": agent.config["algo"],
-                "device": str(agent.device),
-                "run": str(agent.path),
-                "env_steps": agent.env_steps,
-                **outcome.summary(),
-                "seconds": time.monotonic() - began,
-                "settings": agent.config,
-            }
-        )
+        records.append(agent.record(outcome, began))
     score = _ranking(records)
     return {
         "env": agents[0].config["env"],
