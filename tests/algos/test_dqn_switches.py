@@ -34,7 +34,7 @@ from test_dqn_prioritized import learner_of as ranking_learner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import dqn, nets
+from redline.algos import dqn, layers, nets
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.dqn import PRESETS, Config, Learner
 from redline.core import random
@@ -293,16 +293,16 @@ def test_values_of_distributions_are_their_means(kind: Kind, net: Any) -> None:
 
 
 def noise_of(net: nn.Module) -> Tensor:
-    return torch.cat([module.noise for module in net.modules() if isinstance(module, nets.Noisy)])
+    return torch.cat([module.noise for module in net.modules() if isinstance(module, layers.Noisy)])
 
 
 def test_gaussian_numbers_look_so() -> None:
-    found = nets.gaussian(random.bits(random.seed_key(3), torch.arange(100_000))).double()
+    found = layers.gaussian(random.bits(random.seed_key(3), torch.arange(100_000))).double()
     assert abs(found.mean()) < 0.02
     assert found.std() == pytest.approx(1.0, abs=0.02)
     for bound, share in ((-1.0, 0.1587), (0.0, 0.5), (1.6449, 0.95)):
         assert (found < bound).double().mean() == pytest.approx(share, abs=0.006)
-    ends = nets.gaussian(torch.tensor([0, 2**32 - 1]))
+    ends = layers.gaussian(torch.tensor([0, 2**32 - 1]))
     assert torch.isfinite(ends).all()
     assert ends[0] == -ends[1]
 
@@ -310,10 +310,10 @@ def test_gaussian_numbers_look_so() -> None:
 def test_a_noisy_layer_without_deviation_or_noise_is_the_plain_layer() -> None:
     torch.manual_seed(0)
     plain, x, key = nn.Linear(6, 4), drawn(5, 6), random.seed_key(1)
-    still, shaken = nets.Noisy(plain, 0.0), nets.Noisy(plain, 0.5)
+    still, shaken = layers.Noisy(plain, 0.0), layers.Noisy(plain, 0.5)
     assert torch.equal(shaken(x), plain(x)), "a new layer has no noise"
     for layer in (still, shaken):
-        nets.draw_noise(layer, key)
+        layers.draw_noise(layer, key)
     assert torch.equal(still(x), plain(x))
     assert not torch.equal(shaken(x), plain(x))
     deviation = 0.5 / math.sqrt(6)
@@ -321,7 +321,7 @@ def test_a_noisy_layer_without_deviation_or_noise_is_the_plain_layer() -> None:
     weight = plain.weight + deviation * torch.outer(outputs, inputs)
     expected = F.linear(x, weight, plain.bias + deviation * outputs)
     torch.testing.assert_close(shaken(x), expected)
-    nets.draw_noise(shaken, None)
+    layers.draw_noise(shaken, None)
     assert torch.equal(shaken(x), plain(x))
 
 
@@ -329,14 +329,14 @@ def test_noise_depends_on_key_and_layer_alone() -> None:
     spec = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
     net, other = (nets.build(spec, nets.NetConfig(hidden=(8, 8)), seed, sigma=0.5) for seed in (1, 2))
     for part in (net, other):
-        nets.draw_noise(part, random.seed_key(1))
+        layers.draw_noise(part, random.seed_key(1))
     first = noise_of(net).clone()
     assert torch.equal(first, noise_of(other))
     assert len(first.unique()) == len(first), "two numbers of the noise are the same"
     assert 0.2 < (first > 0).double().mean() < 0.8
-    nets.draw_noise(net, random.seed_key(2))
+    layers.draw_noise(net, random.seed_key(2))
     assert not torch.isclose(noise_of(net), first).any()
-    nets.draw_noise(net, random.seed_key(1))
+    layers.draw_noise(net, random.seed_key(1))
     assert torch.equal(noise_of(net), first)
 
 
@@ -352,7 +352,7 @@ def test_a_noisy_network_begins_with_the_weights_of_a_plain_one(options: dict[st
 def test_fully_connected_layers_are_noisy_and_convolutions_are_not(net: Any) -> None:
     spec = Spec((2, 5, 6), torch.float32, (1.0,) * 2, 1, 3, "points")
     built = nets.build(spec, nets.NetConfig(net=net, hidden=(16, 8), channels=(4,)), 1, sigma=0.5)
-    found = {name for name, module in built.named_modules() if isinstance(module, nets.Noisy)}
+    found = {name for name, module in built.named_modules() if isinstance(module, layers.Noisy)}
     hidden = {"dense.layers.0", "dense.layers.1"} if net == "mlp" else {"dense.layers.0"}
     assert found == hidden | {"dense.head.out"}
 
@@ -416,7 +416,7 @@ def test_deviations_are_learned() -> None:
     def spread() -> float:
         values = []
         for number in range(50):
-            nets.draw_noise(learner.online, random.fold(random.seed_key(9), number))
+            layers.draw_noise(learner.online, random.fold(random.seed_key(9), number))
             values.append(learner.online(torch.ones(1, 3))[0, 0].item())
         return float(torch.tensor(values).std())
 
@@ -571,7 +571,7 @@ def name_action(learner: Learner, action: int) -> None:
     """Zero the vector the optimizer steps, and let one action be the best whatever is seen."""
     learner.optimizer.flat.zero_()
     config = learner.config
-    head = next(module for module in learner.online.modules() if isinstance(module, nets.Head))
+    head = next(module for module in learner.online.modules() if isinstance(module, layers.Head))
     atoms = 1 if config.kind is None else config.atoms
     rows = head.out.bias.detach()[: (learner.spec.num_actions + config.dueling) * atoms].view(-1, atoms)
     rows[action + config.dueling] = 3.0 * torch.arange(1, atoms + 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline import games
-from redline.algos import nets
+from redline.algos import layers, nets
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
@@ -100,7 +100,7 @@ def test_cnn_against_plain_convolutions() -> None:
 
 @pytest.mark.parametrize(("channels", "stride", "cells"), [(3, 1, 30), (3, 1, 0), (5, 2, 0), (20, 1, 30), (3, 1, 5000)])
 def test_a_convolution_is_one_whichever_way_it_is_computed(channels: int, stride: int, cells: int) -> None:
-    conv, boards = nets.Conv(channels, 7, stride, cells), torch.randn(4, 5, 6, channels)
+    conv, boards = layers.Conv(channels, 7, stride, cells), torch.randn(4, 5, 6, channels)
     assert (conv.product is not None) == (cells == 30 and channels == 3)
     bias = (conv.product or conv.conv).bias
     expected = F.conv2d(boards.permute(0, 3, 1, 2), filters_of(conv, channels), bias, stride=stride, padding=1)
@@ -123,13 +123,13 @@ def test_inputs_and_outputs_are_padded_to_rows_of_eight(inputs: int, padded: int
 
 def test_dueling_advantages_have_no_mean() -> None:
     """value + advantage - mean advantage, by hand; the mean over actions is the state's value."""
-    head = nets.Head(2, num_actions=3, dueling=True)
+    head = layers.Head(2, num_actions=3, dueling=True)
     with torch.no_grad():
         head.out.weight.zero_()
         head.out.bias.copy_(torch.tensor([10.0, 1.0, 2.0, 6.0, 500.0, 500.0, 500.0, 500.0]))
     assert head(torch.zeros(1, 2)).tolist() == [[8.0, 9.0, 13.0]]
     torch.manual_seed(0)
-    features, random_head = torch.randn(64, 7), nets.Head(7, num_actions=5, dueling=True)
+    features, random_head = torch.randn(64, 7), layers.Head(7, num_actions=5, dueling=True)
     values, state_value = random_head(features), random_head.out(features)[:, 0]
     torch.testing.assert_close(values.mean(1), state_value)
     assert values.std(1).min() > 1e-3
@@ -137,11 +137,11 @@ def test_dueling_advantages_have_no_mean() -> None:
 
 def test_scale_is_applied_by_channel() -> None:
     spec = Spec((2, 1, 2), torch.uint8, (0.1, 2.0), 9, 4, "points")
-    scaled = nets.Scale(spec)(torch.tensor([[[[1, 2]], [[3, 4]]]], dtype=torch.uint8))
+    scaled = layers.Scale(spec)(torch.tensor([[[[1, 2]], [[3, 4]]]], dtype=torch.uint8))
     torch.testing.assert_close(scaled, torch.tensor([[[[0.1, 0.2]], [[6.0, 8.0]]]]))
-    assert "scale" not in nets.Scale(spec).state_dict()
+    assert "scale" not in layers.Scale(spec).state_dict()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert nets.Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
+        assert layers.Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])

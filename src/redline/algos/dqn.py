@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import nets
+from redline.algos import layers, nets
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.explore import ladder
 from redline.algos.learner import Hooks
@@ -355,7 +355,7 @@ class Learner(Hooks):
     def policy(self, obs: Tensor, legal: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
         """Greedy actions (N,) int64. legal (N, A) bool, None: all are. noise () int32: the key of a noisy network's."""
         if self.config.noisy:
-            nets.draw_noise(self.online, noise)
+            layers.draw_noise(self.online, noise)
         with torch.no_grad(), self.runtime.autocast():
             values: Tensor = self.online(obs, legal)
         return values.argmax(1)
@@ -403,8 +403,8 @@ class Learner(Hooks):
         beta = config.priority_beta + (1.0 - config.priority_beta) * self.progress
         batch = self.memory.sample(key, config.batch_size, beta, part)
         if config.noisy:
-            nets.draw_noise(self.online, random.fold(key, -1))
-            nets.draw_noise(self.target, random.fold(key, -2))
+            layers.draw_noise(self.online, random.fold(key, -1))
+            layers.draw_noise(self.target, random.fold(key, -2))
         if config.kind is None:
             with self.runtime.autocast():
                 values = self.online.chosen(batch.obs, batch.action)
