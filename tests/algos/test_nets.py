@@ -98,13 +98,90 @@ def test_cnn_against_plain_convolutions() -> None:
     torch.testing.assert_close(net(obs), net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("channels", "stride", "cells"), [(3, 1, 30), (3, 1, 0), (5, 2, 0), (20, 1, 30), (3, 1, 5000)])
-def test_a_convolution_is_one_whichever_way_it_is_computed(channels: int, stride: int, cells: int) -> None:
-    conv, boards = layers.Conv(channels, 7, stride, cells), torch.randn(4, 5, 6, channels)
-    assert (conv.product is not None) == (cells == 30 and channels == 3)
+@pytest.mark.parametrize("border", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "stride", "board"),
+    [
+        (3, 1, (5, 6)),
+        (3, 1, (0, 0)),
+        (5, 2, (0, 0)),
+        (20, 1, (5, 6)),
+        (3, 1, (70, 71)),
+        (14, 1, (5, 6)),
+        (14, 1, (9, 9)),
+    ],
+)
+def test_a_convolution_is_one_whichever_way_it_is_computed(
+    channels: int, stride: int, board: tuple[int, int], border: bool
+) -> None:
+    conv = layers.Conv(channels, 7, stride, board, border)
+    boards = torch.randn(4, *(board if 0 < math.prod(board) < 100 else (5, 6)), channels)
+    few = 0 < math.prod(board) < 100 and channels < 20
+    assert (conv.product is not None) == few
+    assert (conv.everywhere is not None) == (few and math.prod(board) * channels <= 512)
     bias = (conv.product or conv.conv).bias
-    expected = F.conv2d(boards.permute(0, 3, 1, 2), filters_of(conv, channels), bias, stride=stride, padding=1)
-    torch.testing.assert_close(conv(boards), expected.permute(0, 2, 3, 1), rtol=1e-4, atol=1e-5)
+    plain = F.conv2d(boards.permute(0, 3, 1, 2), filters_of(conv, channels), bias, stride=stride, padding=int(border))
+    expected = plain.permute(0, 2, 3, 1)
+    torch.testing.assert_close(conv(boards), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(conv(boards, relu=True), F.relu(expected), rtol=1e-4, atol=1e-5)
+    if conv.everywhere is None:
+        return
+    # As a GPU does it: values, and the gradient of the weights.
+    torch.testing.assert_close(conv.of_whole_boards(boards), expected, rtol=1e-4, atol=1e-5)
+    weights = [conv.product.weight, conv.product.bias]
+    ways = [torch.autograd.grad(f(boards).square().sum(), weights) for f in (conv.of_whole_boards, conv.of_neighbours)]
+    torch.testing.assert_close(*ways, rtol=1e-4, atol=1e-3)
+
+
+def test_without_a_border_boards_shrink_until_none_is_left() -> None:
+    spec = spec_of((3, 10, 10))
+    net = build(spec, "cnn", (8,), False, 0, channels=(4, 5), stride=1, border=False)
+    assert net.dense.layers[0].in_features == 5 * 6 * 6
+    assert net(observations(spec)).shape == (5, 4)
+    strided = build(spec, "cnn", (8,), False, 0, channels=(4, 5), stride=2, border=False)
+    assert strided(observations(spec)).shape == (5, 4)
+    with pytest.raises(UserError, match="a board of 10x10 is used up by 5 convolutions"):
+        build(spec, "cnn", (8,), False, 0, channels=(4,) * 6, stride=1, border=False)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("hidden", [(16,), (16, 12, 8)])
+def test_twins_are_two_networks(hidden: tuple[int, ...], layer_norm: bool) -> None:
+    """The same as two MLPs with their weights."""
+    spec = spec_of((3, 2, 2), num_actions=3)
+    config = nets.NetConfig("mlp", hidden, layer_norm=layer_norm)
+    both = nets.build_actor_critic(spec, config, seed=1, separate=True)
+    twins = both.body[1]
+    with torch.no_grad():
+        for weights in both.parameters():
+            weights.add_(0.1 * torch.randn(weights.shape))
+    outs = []
+    for number in range(2):
+        alone = nets.MLP(spec, config)
+        with torch.no_grad():
+            alone.dense.layers[0].weight.copy_(twins.first.weight.chunk(2)[number])
+            alone.dense.layers[0].bias.copy_(twins.first.bias.chunk(2)[number])
+            for mine, pair in zip(
+                [*alone.dense.layers[1:], alone.dense.head.out], [*twins.layers, twins.head], strict=True
+            ):
+                mine.weight.copy_(pair.weight[number].T)
+                mine.bias.copy_(pair.bias[number, 0])
+        outs.append(alone(observations(spec)))
+    logits, value = both(observations(spec))
+    torch.testing.assert_close(logits, outs[0])
+    torch.testing.assert_close(value, outs[1][:, 0])
+
+
+def test_twins_begin_as_other_networks_do() -> None:
+    spec = spec_of((64,))
+    net = nets.build_actor_critic(spec, nets.NetConfig("mlp", (256, 128)), seed=1, separate=True).body[1]
+    assert net.first.weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.05)
+    for half in net.layers[0].weight:
+        assert half.std().item() == pytest.approx(math.sqrt(2 / 256), rel=0.05)
+    assert net.head.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    straight = nets.build_actor_critic(spec, nets.NetConfig("mlp", (16, 16), init="orthogonal"), seed=1, separate=True)
+    for half in straight.body[1].layers[0].weight:
+        torch.testing.assert_close(half @ half.T, 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("inputs", "padded"), [(300, 304), (8, 8), (1, 8), (9, 16)])

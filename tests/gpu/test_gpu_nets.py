@@ -15,10 +15,14 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("net", ["mlp", "cnn", "resnet"])
-def test_values_and_gradients_are_those_of_the_cpu(net: Any, layer_norm: bool) -> None:
+@pytest.mark.parametrize(
+    ("net", "stride", "border"), [("mlp", 1, True), ("cnn", 2, True), ("cnn", 1, False), ("resnet", 2, True)]
+)
+def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, border: bool, layer_norm: bool) -> None:
     spec = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
-    config = nets.NetConfig(net=net, hidden=(64,), channels=(16, 32), layer_norm=layer_norm)
+    config = nets.NetConfig(
+        net=net, hidden=(64,), channels=(16, 32), stride=stride, border=border, layer_norm=layer_norm
+    )
     obs = torch.randint(0, 2, (256, *spec.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
     def outcome(device: str, compiled: bool) -> tuple[Tensor, Tensor]:
@@ -40,3 +44,14 @@ def test_values_and_gradients_are_those_of_the_cpu(net: Any, layer_norm: bool) -
     found, found_gradient = outcome("cuda", compiled=True)
     torch.testing.assert_close(found, values, rtol=0.05, atol=0.05 * values.abs().max().item())
     assert torch.cosine_similarity(found_gradient, gradient, dim=0) > 0.99
+
+
+def test_twins_are_those_of_the_cpu() -> None:
+    spec = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
+    net = nets.build_actor_critic(spec, nets.NetConfig("mlp", (64, 64)), seed=1, separate=True)
+    obs = torch.randint(0, 2, (256, *spec.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    expected = net(obs)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = torch.compile(net.to("cuda"), fullgraph=True, dynamic=False)(obs.cuda())
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=0.05, atol=0.05 * theirs.abs().max().item())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from redline.core.records import Spec
 
 # Up to so many cells of a board, and neighbours times channels of a cell, a product is the faster way.
 _BOARD, _FEW = 1024, 128
+_SMALL = 0.01  # deviation of the first weights of outputs
+_WHOLE = 512  # inputs of a board up to which a GPU multiplies all of it at once
 
 
 class Scale(nn.Module):
@@ -49,6 +52,15 @@ class Head(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
 
+def activate(x: Tensor, norm: bool) -> Tensor:
+    """The positive part of x (…, F), with `norm` of x brought to mean 0 and deviation 1 over its features.
+
+    Normalised features are not scaled and shifted again: the next layer can do that, and the gradients of these few weights
+    cost a GPU as much as a layer's own.
+    """
+    return F.relu(F.layer_norm(x, x.shape[-1:]).to(x.dtype) if norm else x)
+
+
 class Dense(nn.Module):
     """Fully connected layers, each with a ReLU, and the head. (B, F) -> (B, A) float32."""
 
@@ -56,44 +68,157 @@ class Dense(nn.Module):
         super().__init__()
         widths = [features, *hidden]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in hidden) if norm else None
+        self.norm = norm
         self.head = Head(widths[-1], num_actions, dueling)
 
     def forward(self, x: Tensor) -> Tensor:
-        for number, layer in enumerate(self.layers):
-            x = layer(x)
-            x = F.relu(x if self.norms is None else self.norms[number](x).to(x.dtype))
+        for layer in self.layers:
+            x = activate(layer(x), self.norm)
         out: Tensor = self.head(x)
         return out
 
 
-class Conv(nn.Module):
-    """A 3x3 convolution of boards whose channels come last: (B, H, W, C) -> (B, H / stride, W / stride, out).
+class Pair(nn.Module):
+    """Two fully connected layers in one product. (2, B, F) -> (2, B, out)."""
 
-    Of few channels it is written as a matrix product of each cell's neighbourhood: a GPU's convolution of three channels
-    took a third of a training step's time, most of it for the gradient of a few weights.
-    """
-
-    def __init__(self, channels: int, out: int, stride: int = 1, cells: int = 0) -> None:
-        """`cells` are those of a board whose channels are few; 0: there are many."""
+    def __init__(self, features: int, out: int) -> None:
         super().__init__()
-        few = 0 < cells <= _BOARD and 9 * channels <= _FEW and stride == 1
-        self.pad = round_up(9 * channels, 8) - 9 * channels if few else round_up(channels, 8) - channels
-        self.product = nn.Linear(9 * channels + self.pad, out) if few else None
-        self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=1)
-        # Columns that are always 0 add nothing: first weights are those of the rest.
-        self.gain = math.sqrt((9 * channels + self.pad) / (9 * channels) if few else (channels + self.pad) / channels)
+        self.weight = nn.Parameter(torch.empty(2, features, out))
+        self.bias = nn.Parameter(torch.zeros(2, 1, out))
 
     def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class Twins(nn.Module):
+    """Two networks of fully connected layers that see the same and share nothing. (B, F) -> (2, B, 8 or more) float32.
+
+    Narrow layers leave a GPU waiting for their kernels to start: side by side there are half as many.
+    """
+
+    def __init__(self, features: int, hidden: tuple[int, ...], outputs: int, norm: bool) -> None:
+        """`hidden` has at least one width."""
+        super().__init__()
+        self.norm = norm
+        self.first = nn.Linear(features, 2 * hidden[0])
+        self.layers = nn.ModuleList(Pair(a, b) for a, b in itertools.pairwise(hidden))
+        self.head = Pair(hidden[-1], round_up(outputs, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = activate(self.first(x).unflatten(1, (2, -1)), self.norm).transpose(0, 1)
+        for layer in self.layers:
+            x = activate(layer(x), self.norm)
+        out: Tensor = self.head(x)
+        return out.to(torch.float32)
+
+
+class Conv(nn.Module):
+    """A 3x3 convolution of boards whose channels come last: (B, H, W, C) -> (B, H', W', out).
+
+    Of few channels it is written as a matrix product of each cell's neighbourhood: a GPU's convolution of three channels
+    took a third of a training step's time, most of it for the gradient of a few weights. There a small board is multiplied
+    whole, with a matrix that holds each weight wherever it applies and zeros elsewhere: ten times the arithmetic, but
+    neighbourhoods need not be written out, and outputs of all cells are columns of one product.
+    """
+
+    everywhere: Tensor | None
+
+    def __init__(
+        self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), border: bool = True
+    ) -> None:
+        """`board` has the rows and columns of a board whose channels are few; (0, 0): there are many.
+
+        With a `border` of zeros around the board it keeps its size.
+        """
+        super().__init__()
+        self.border = int(border)
+        few = 0 < math.prod(board) <= _BOARD and 9 * channels <= _FEW and stride == 1
+        self.pad = round_up(9 * channels, 8) - 9 * channels if few else round_up(channels, 8) - channels
+        self.product = nn.Linear(9 * channels + self.pad, out) if few else None
+        self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=self.border)
+        # Columns that are always 0 add nothing: first weights are those of the rest.
+        self.gain = math.sqrt((9 * channels + self.pad) / (9 * channels) if few else (channels + self.pad) / channels)
+        whole = few and math.prod(board) * channels <= _WHOLE
+        places = _everywhere(*board, channels, self.border, 9 * channels + self.pad) if whole else None
+        self.register_buffer("everywhere", places, persistent=False)
+
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """With `relu` the positive part of what comes out."""
         if self.product is None:
-            assert self.conv is not None
-            boards: Tensor = self.conv(F.pad(x, (0, self.pad)).permute(0, 3, 1, 2))
-            return boards.permute(0, 2, 3, 1)
-        height, width = x.shape[1:3]
-        x = F.pad(x, (0, 0, 1, 1, 1, 1))
+            return self._convolved(x, relu)
+        out = self.of_whole_boards(x) if self.everywhere is not None and x.is_cuda else self.of_neighbours(x)
+        return F.relu(out) if relu else out
+
+    def of_neighbours(self, x: Tensor) -> Tensor:
+        """As a product of each cell's neighbourhood."""
+        assert self.product is not None
+        height, width = self._after(x)
+        x = F.pad(x, (0, 0, *(self.border,) * 4))
         around = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
         out: Tensor = self.product(F.pad(torch.cat(around, 3), (0, self.pad)).flatten(0, 2))
         return out.view(-1, height, width, out.shape[1])
+
+    def of_whole_boards(self, x: Tensor) -> Tensor:
+        """As a product of the board."""
+        assert self.product is not None
+        assert self.everywhere is not None
+        height, width = self._after(x)
+        inputs, places = x.flatten(1), self.everywhere.to(x.dtype)
+        inputs = F.pad(inputs, (0, len(places) - inputs.shape[1]))
+        matrix = torch.mm(places.flatten(0, 1), self.product.weight.to(x.dtype).t()).view(len(places), -1)
+        return torch.mm(inputs, matrix).view(len(x), height, width, -1) + self.product.bias.to(x.dtype)
+
+    def _after(self, x: Tensor) -> tuple[int, int]:
+        """Rows and columns that come out."""
+        return x.shape[1] + 2 * self.border - 2, x.shape[2] + 2 * self.border - 2
+
+    def _convolved(self, x: Tensor, relu: bool) -> Tensor:
+        assert self.conv is not None
+        assert self.conv.bias is not None
+        x = F.pad(x, (0, self.pad)).permute(0, 3, 1, 2)
+        if relu and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and torch.backends.cudnn.enabled:
+            weight, bias = self.conv.weight.to(x.dtype), self.conv.bias.to(x.dtype)
+            boards: Tensor = _ConvReLU.apply(x, weight, bias, self.conv.stride[0], self.border)
+        else:
+            boards = self.conv(x)
+            boards = F.relu(boards) if relu else boards
+        return boards.permute(0, 2, 3, 1)
+
+
+def _everywhere(height: int, width: int, channels: int, border: int, columns: int) -> Tensor:
+    """Where each weight of a convolution applies: (inputs, cells that come out, columns) bfloat16 of zeros and ones.
+
+    Inputs are rounded up to a multiple of 8. Column (3 i + j) * channels + c is of channel c of the neighbour (i, j).
+    """
+    high, wide = height + 2 * border - 2, width + 2 * border - 2
+    found = torch.zeros(round_up(height * width * channels, 8), high * wide, columns, dtype=torch.bfloat16)
+    for row, column, i, j in itertools.product(range(high), range(wide), range(3), range(3)):
+        y, x = row + i - border, column + j - border
+        if 0 <= y < height and 0 <= x < width:
+            for c in range(channels):
+                found[(y * width + x) * channels + c, row * wide + column, (3 * i + j) * channels + c] = 1
+    return found
+
+
+class _ConvReLU(torch.autograd.Function):
+    """A convolution, its bias and a ReLU in one kernel of a GPU's library: what it gives is written and read once less."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, border: int) -> Tensor:
+        out = torch.cudnn_convolution_relu(x, weight, bias, [stride, stride], [border, border], [1, 1], 1)
+        ctx.save_for_backward(x, weight, out)
+        ctx.stride, ctx.border = stride, border
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        gradient = torch.where(out > 0, gradient, 0)
+        stride, border = [ctx.stride] * 2, [ctx.border] * 2
+        found = torch.ops.aten.convolution_backward(
+            gradient, x, weight, [weight.shape[0]], stride, border, [1, 1], False, [0, 0], 1, [True, True, True]
+        )
+        return *found, None, None
 
 
 class Residual(nn.Module):
@@ -102,13 +227,12 @@ class Residual(nn.Module):
     def __init__(self, channels: int, norm: bool) -> None:
         super().__init__()
         self.convs = nn.ModuleList(Conv(channels, channels) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2)) if norm else None
+        self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
         y = x
-        for number, conv in enumerate(self.convs):
-            y = F.relu(y if self.norms is None else self.norms[number](y).to(y.dtype))
-            y = conv(y)
+        for conv in self.convs:
+            y = conv(activate(y, self.norm))
         return x + y
 
 
@@ -159,15 +283,17 @@ def gaussian(random_bits: Tensor) -> Tensor:
 def first_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
-            if init == "he":
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            else:
-                nn.init.orthogonal_(module.weight, math.sqrt(2.0))
+            _begin(module.weight, init)
             assert module.bias is not None
             nn.init.zeros_(module.bias)
+        if isinstance(module, Pair):
+            for weights in module.weight.data:
+                _begin(weights.t(), init)
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
-            nn.init.normal_(module.out.weight, std=0.01)
+            nn.init.normal_(module.out.weight, std=_SMALL)
+        if isinstance(module, Twins):
+            nn.init.normal_(module.head.weight, std=_SMALL)
         if isinstance(module, Conv):
             weights = module.product or module.conv
             assert weights is not None
@@ -176,6 +302,14 @@ def first_weights(net: nn.Module, init: str) -> None:
             last = module.convs[-1].conv
             assert isinstance(last, nn.Conv2d)
             nn.init.zeros_(last.weight)
+
+
+def _begin(weights: Tensor, init: str) -> None:
+    """First weights (outputs, inputs, …) of a layer."""
+    if init == "he":
+        nn.init.kaiming_normal_(weights, nonlinearity="relu")
+    else:
+        nn.init.orthogonal_(weights, math.sqrt(2.0))
 
 
 def make_noisy(net: nn.Module, sigma: float) -> None:

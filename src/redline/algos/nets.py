@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos.distribution import Kind
-from redline.algos.layers import Conv, Dense, Residual, Scale, first_weights, make_noisy, round_up
+from redline.algos.layers import Conv, Dense, Residual, Scale, Twins, activate, first_weights, make_noisy, round_up
 from redline.core.errors import UserError
 from redline.core.records import Spec
 
@@ -32,6 +32,9 @@ class NetConfig:
     hidden: tuple[int, ...] = (256, 256)  # widths of the fully connected layers; after convolutions only the last
     channels: tuple[int, ...] = (32, 64)  # of each 3x3 convolution, or of each stage of a resnet
     stride: int = 2  # of all convolutions but the first; 1 keeps the size of the board
+    border: bool = (
+        True  # of zeros around the board; without, every convolution of a cnn takes a row and a column off each side
+    )
     layer_norm: bool = False  # normalise what each layer gives to the next
     init: Literal["he", "orthogonal"] = "he"  # first weights
 
@@ -63,18 +66,29 @@ def gather(values: Tensor, action: Tensor) -> Tensor:
     return values.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
+class Flat(nn.Module):
+    """Observations as rows of inputs. (B, …) -> (B, width), in the precision the network runs in."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        inputs = math.prod(spec.obs_shape)
+        self.width = round_up(inputs, 8)  # 300 inputs would miss the 16-byte alignment of tensor cores
+        self.pad, self.scale = self.width - inputs, Scale(spec)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return F.pad(self.scale(obs).flatten(1), (0, self.pad))
+
+
 class MLP(nn.Module):
     """Flattened observation through fully connected layers; without hidden ones it is linear. (B, …) -> (B, A) float32."""
 
     def __init__(self, spec: Spec, config: NetConfig, dueling: bool = False) -> None:
         super().__init__()
-        inputs = math.prod(spec.obs_shape)
-        self.pad = round_up(inputs, 8) - inputs  # 300 inputs would miss the 16-byte alignment of tensor cores
-        self.scale = Scale(spec)
-        self.dense = Dense(inputs + self.pad, config.hidden, spec.num_actions, config.layer_norm, dueling)
+        self.flat = Flat(spec)
+        self.dense = Dense(self.flat.width, config.hidden, spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        return masked(self.dense(F.pad(self.scale(obs).flatten(1), (0, self.pad))), legal)
+        return masked(self.dense(self.flat(obs)), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
         return gather(self(obs), action)
@@ -90,17 +104,22 @@ class CNN(nn.Module):
         self.convs = nn.ModuleList()
         for index, out in enumerate(config.channels):
             stride = 1 if index == 0 else config.stride
-            self.convs.append(Conv(planes, out, stride, 0 if index else height * width))
-            planes, height, width = out, -(-height // stride), -(-width // stride)
-        self.norms = nn.ModuleList(nn.LayerNorm(out) for out in config.channels) if config.layer_norm else None
+            self.convs.append(Conv(planes, out, stride, (0, 0) if index else (height, width), config.border))
+            lost = 0 if config.border else 2
+            planes, height, width = out, -(-(height - lost) // stride), -(-(width - lost) // stride)
+            if min(height, width) < 1:
+                raise UserError(
+                    f"border is off and channels are {config.channels}; a board of {spec.obs_shape[1]}x{spec.obs_shape[2]} is "
+                    f"used up by {index + 1} convolutions. Take fewer or leave border on."
+                )
+        self.norm = config.layer_norm
         features = planes * height * width
         self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         x = self.scale(obs).permute(0, 2, 3, 1)
-        for number, conv in enumerate(self.convs):
-            x = conv(x)
-            x = F.relu(x if self.norms is None else self.norms[number](x).to(x.dtype))
+        for conv in self.convs:
+            x = activate(conv(x), True) if self.norm else conv(x, relu=True)
         return masked(self.dense(x.flatten(1)), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
@@ -122,7 +141,7 @@ class ResNet(nn.Module):
         self.strides = [config.stride if index or large else 1 for index in range(len(config.channels))]
         self.convs, self.blocks = nn.ModuleList(), nn.ModuleList()
         for index, (out, stride) in enumerate(zip(config.channels, self.strides, strict=True)):
-            self.convs.append(Conv(planes, out, cells=0 if index else height * width))
+            self.convs.append(Conv(planes, out, board=(0, 0) if index else (height, width)))
             self.blocks.append(nn.Sequential(*(Residual(out, config.layer_norm) for _ in range(2))))
             planes, height, width = out, -(-height // stride), -(-width // stride)
         features = planes * height * width
@@ -209,6 +228,9 @@ class ActorCritic(nn.Module):
         self.critic: nn.Module | None = None
         if spec.afterstates:
             self.body: nn.Module = Afterstates(spec, config, gamma, outputs=2)
+        elif separate and _kind(spec, config) == "mlp" and config.hidden:
+            inputs = Flat(spec)
+            self.body = nn.Sequential(inputs, Twins(inputs.width, config.hidden, spec.num_actions, config.layer_norm))
         elif separate:
             self.body = _plain(spec, config)
             self.critic = _plain(dataclasses.replace(spec, num_actions=1), config)
@@ -225,9 +247,11 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if not self.afterstates:
             out = self.body(obs)
-            logits = masked(out[:, : self.num_actions], legal)
-            value = out[:, self.num_actions] if self.critic is None else self.critic(obs)[:, 0]
-            return logits, self.mean + self.deviation * value
+            policy, critic = (out[0], out[1]) if out.ndim == 3 else (out, out[:, self.num_actions :])
+            if self.critic is not None:
+                critic = self.critic(obs)
+            logits, value = policy[:, : self.num_actions], critic[:, 0]
+            return masked(logits, legal), self.mean + self.deviation * value
         logits, value = self.body.rows(obs).unbind(2)  # type: ignore[operator]
         logits = masked(logits, legal)
         worth = obs[:, :, 0] + self.gamma * (self.mean + self.deviation * value)
@@ -302,13 +326,18 @@ def _check_afterstates(spec: Spec, config: NetConfig) -> None:
 
 
 def _plain(spec: Spec, config: NetConfig, dueling: bool = False) -> Net:
-    """The network of that kind; `auto` takes an MLP up to 512 inputs and for flat ones."""
+    """The network of that kind."""
+    nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet}
+    return nets[_kind(spec, config)](spec, config, dueling)
+
+
+def _kind(spec: Spec, config: NetConfig) -> str:
+    """Of network; `auto` takes an MLP up to 512 inputs and for flat ones."""
     board, kind = len(spec.obs_shape) == 3, config.net
     if kind == "auto":
-        kind = "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"
+        return "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"
     if kind != "mlp" and not board:
         raise UserError(
             f"net is {kind}, but observations of shape {spec.obs_shape} are no planes; leave it away or take mlp."
         )
-    nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet}
-    return nets[kind](spec, config, dueling)
+    return kind

@@ -20,9 +20,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
 # A game whose GPU kernels are bound by memory may ask for more there (GPU_INLINE).
 _INLINE = 10
-_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
-    "unroll_reductions_threshold": 18,  # sums over a few columns; as reductions they would be padded to a power of two
-}
+_UNROLL = 8  # terms of a sum that are written out one by one; a game may ask for more (UNROLL)
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
 _CPU = torch.device("cpu")
@@ -66,7 +64,10 @@ class Compiler:
         self.enabled, self.notify = enabled, notify
         on_gpu = device.type == "cuda"
         inline = getattr(game, "GPU_INLINE", _INLINE) if on_gpu else _INLINE
-        self.options = _OPTIONS | (_GPU_OPTIONS if on_gpu else {}) | {"realize_opcount_threshold": inline}
+        self.options = (_GPU_OPTIONS if on_gpu else {}) | {
+            "realize_opcount_threshold": inline,
+            "unroll_reductions_threshold": getattr(game, "UNROLL", _UNROLL),
+        }
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
@@ -105,6 +106,12 @@ class Compiler:
         self.notify(f"Running without compilation: torch.compile failed ({first_line(error)}).")
 
 
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """Where graphs of a GPU are captured: always the same, because cuBLAS keeps 32 MiB for every stream it has met."""
+    return torch.cuda.Stream(device)
+
+
 class Graph:
     """A function of no arguments over static tensors; on a GPU its calls become replays of one CUDA graph."""
 
@@ -131,7 +138,7 @@ class Graph:
 
     def _warm_up(self) -> None:
         # Capture happens on a side stream; autograd and libraries must have met it before.
-        side = torch.cuda.Stream()
+        side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.function()
@@ -139,9 +146,10 @@ class Graph:
 
     def _capture(self) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        side = _side_stream(torch.cuda.current_device())
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may copy meanwhile
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # others may copy meanwhile
                 self.function()
         except Exception as error:
             self.enabled = False

@@ -18,7 +18,8 @@ Phases = tuple[tuple[str, float, float, dict[str, Any]], ...]  # of a curriculum
 class Game(Protocol):
     """What a game's module offers. Config is its frozen dataclass, State its NamedTuple of tensors, batch on axis 0.
 
-    It may have GPU_INLINE: how many operations a compiled step may repeat on a GPU rather than store their result.
+    It may have GPU_INLINE: how many operations a compiled step may repeat on a GPU rather than store their result; and
+    UNROLL: how many terms of a sum are written out rather than summed by a loop.
     """
 
     VERSION: int
