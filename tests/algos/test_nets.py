@@ -153,8 +153,10 @@ def test_twins_are_two_networks(hidden: tuple[int, ...], layer_norm: bool) -> No
     both = nets.build_actor_critic(spec, config, seed=1, separate=True)
     twins = both.body[1]
     with torch.no_grad():
-        for weights in both.parameters():
-            weights.add_(0.1 * torch.randn(weights.shape))
+        for module in twins.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.add_(0.1 * torch.randn(module.weight.shape) * getattr(module, "apart", 1.0))
+                module.bias.normal_(std=0.1)
     outs = []
     for number in range(2):
         alone = nets.MLP(spec, config)
@@ -164,23 +166,35 @@ def test_twins_are_two_networks(hidden: tuple[int, ...], layer_norm: bool) -> No
             for mine, pair in zip(
                 [*alone.dense.layers[1:], alone.dense.head.out], [*twins.layers, twins.head], strict=True
             ):
-                mine.weight.copy_(pair.weight[number].T)
-                mine.bias.copy_(pair.bias[number, 0])
+                own = pair.weight.chunk(2)[number].chunk(2, 1)[number]
+                mine.weight[: len(own)] = own
+                mine.bias[: len(own)] = pair.bias.chunk(2)[number]
         outs.append(alone(observations(spec)))
     logits, value = both(observations(spec))
     torch.testing.assert_close(logits, outs[0])
     torch.testing.assert_close(value, outs[1][:, 0])
+    with torch.no_grad():
+        torch.testing.assert_close(both(observations(spec)), (logits, value))
+
+
+def halves(pair: Any) -> list[Tensor]:
+    """The weights of the two layers; what lies beside them must be zeros."""
+    (one, beside), (below, other) = (rows.chunk(2, 1) for rows in pair.weight.detach().chunk(2))
+    assert not beside.any()
+    assert not below.any()
+    return [one, other]
 
 
 def test_twins_begin_as_other_networks_do() -> None:
     spec = spec_of((64,))
     net = nets.build_actor_critic(spec, nets.NetConfig("mlp", (256, 128)), seed=1, separate=True).body[1]
     assert net.first.weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.05)
-    for half in net.layers[0].weight:
+    for half in halves(net.layers[0]):
         assert half.std().item() == pytest.approx(math.sqrt(2 / 256), rel=0.05)
-    assert net.head.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    for half in halves(net.head):
+        assert half.std().item() == pytest.approx(0.01, rel=0.2)
     straight = nets.build_actor_critic(spec, nets.NetConfig("mlp", (16, 16), init="orthogonal"), seed=1, separate=True)
-    for half in straight.body[1].layers[0].weight:
+    for half in halves(straight.body[1].layers[0]):
         torch.testing.assert_close(half @ half.T, 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
 
 

@@ -31,7 +31,7 @@ from redline.envs import make
             "env.start_length is 6; a snake on a 5x10 board can start with 1 to 5 cells",
         ),
         ("snake", {"start": "corner"}, "env.start is 'corner'; expected centre or random."),
-        ("snake", {"view": "first person"}, "env.view is 'first person'; expected planes or centred."),
+        ("snake", {"view": "first person"}, "env.view is 'first person'; expected planes, centred or wrapped."),
         ("snake", {"starvation": -1}, "env.starvation is -1; expected 0 (automatic) to 30000 moves."),
         ("snake", {"num_envs": 0}, "num_envs is 0; expected at least 1 environment."),
         ("snake", {"time_limit": -1}, "time_limit is -1; expected 0 (none) or a number of steps."),

@@ -48,11 +48,13 @@ def towards(game: Any, goal: tuple[int, int]) -> int | None:
     turn = (heading - game.heading) % 4
     if turn == 2:
         return None
-    return (turn + 1) % 4 if game.config.view == "centred" else heading
+    if game.config.view == "wrapped" and game._food_from_head()[1] < 0:
+        turn = -turn
+    return heading if game.config.view == "planes" else (turn + 1) % 4
 
 
 def blind(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
-    return rng.randrange(3 if game.config.view == "centred" else 4)
+    return rng.randrange(4 if game.config.view == "planes" else 3)
 
 
 def greedy(lane: int, game: Any, rng: random.Random) -> int:
@@ -96,6 +98,10 @@ SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, pol
     "10x10 greedy": ({}, greedy, 24, 280, 20),
     "centred": ({"width": 6, "height": 5, "view": "centred"}, mostly_greedy, 96, 80, 200),
     "centred 10x10": ({"view": "centred", "start": "random"}, mostly_greedy, 32, 50, 20),
+    "wrapped": ({"width": 6, "height": 5, "view": "wrapped"}, mostly_greedy, 96, 80, 200),
+    "wrapped 10x10": ({"view": "wrapped", "start": "random"}, mostly_greedy, 32, 50, 20),
+    "long start 5x5 wrapped": ({"width": 5, "height": 5, "view": "wrapped", "long_start": 23}, blind, 200, 30, 500),
+    "shaped wrapped": ({"width": 4, "height": 4, "view": "wrapped", **SHAPED}, filling, 24, 180, 60),
     "random start": ({"width": 7, "height": 9, "start": "random", "start_length": 4}, mostly_greedy, 256, 40, 300),
     "4x4": ({"width": 4, "height": 4}, filling, 40, 200, 200),
     "5x7": ({"width": 5, "height": 7}, mostly_greedy, 96, 60, 100),
@@ -133,7 +139,7 @@ def test_snake_equals_its_oracle(kind: str) -> None:
         assert tally.longest >= 150
 
 
-@pytest.mark.parametrize("view", ["planes", "centred"])
+@pytest.mark.parametrize("view", ["planes", "centred", "wrapped"])
 @pytest.mark.parametrize(("width", "height"), [(10, 10), (9, 14), (8, 16), (15, 16), (16, 16), (32, 32)])
 def test_snake_that_fills_the_board(width: int, height: int, view: str) -> None:
     """Snakes lying along the cycle with few cells left, to the win: ages at both ends of int8 and uint8, and beyond."""

@@ -237,6 +237,64 @@ def test_centred_view_is_seen_from_the_head_heading_up() -> None:
     assert [row[5] for row in outside] == [1, 1, 1, 1, 1, 1, 1]  # and two to the right
 
 
+def test_wrapped_view_holds_the_whole_board_once() -> None:
+    config, state = draw("""
+        . . . .
+        . . . .
+        . 1 2 3
+        . * . .
+    """, RIGHT, view="wrapped")  # fmt: skip
+    ages, deadly, food = snake.observe(config, state)[0].tolist()
+    # Heading up, the food to the right as it is: columns of the board are rows, its right edge first.
+    assert ages == [
+        [0, 0, 0, 0, 0],  # the board's first column, beyond the wall
+        [0, 0, 0, 0, 0],  # the wall to the right of the board
+        [0, 0, 3, 0, 0],
+        [0, 0, 2, 0, 0],
+        [0, 0, 1, 0, 0],
+    ]
+    assert deadly == [
+        [0, 0, 0, 0, 1],
+        [1, 1, 1, 1, 1],
+        [0, 0, 1, 0, 1],
+        [0, 0, 1, 0, 1],
+        [0, 0, 0, 0, 1],  # the tail's cell is free when the head arrives
+    ]
+    assert [(row, column) for row in range(5) for column in range(5) if food[row][column]] == [(4, 3)]
+
+
+@pytest.mark.parametrize("size", [(5, 5), (4, 7), (7, 4)])
+def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> None:
+    """Boards turned upside down look the same, and the same moves lead to boards that look the same."""
+    height, width = size
+    config = Config(width=width, height=height, view="wrapped", start="random", long_start=height * width // 2)
+    state = snake.init(config, lane_keys(3, torch.arange(300)))
+
+    def flipped(cell: Tensor) -> Tensor:
+        return torch.where(cell < 0, cell, (height - 1 - cell // width) * width + cell % width).to(torch.int16)
+
+    heading = torch.where(state.heading % 2 == 0, 2 - state.heading, state.heading).to(torch.int8)
+    other = state._replace(
+        ages=state.ages.flip(1),
+        head=flipped(state.head),
+        food=flipped(state.food),
+        tail=flipped(state.tail),
+        heading=heading,
+    )
+    aside = snake._food(config, state)[1]
+    lopsided = aside != 0  # in front of the head there is nothing to mirror by
+    assert (aside < 0).any()
+    assert (aside > 0).any()
+    assert torch.equal(snake.observe(config, state)[lopsided], snake.observe(config, other)[lopsided])
+    assert not torch.equal(snake.observe(config, state), snake.observe(config, other))
+    for action in range(3):
+        after, _, died, _ = snake.step(config, state, torch.full((300,), action))
+        mirrored, _, died_too, _ = snake.step(config, other, torch.full((300,), action))
+        assert torch.equal(died[lopsided], died_too[lopsided])
+        assert torch.equal(flipped(after.head)[lopsided], mirrored.head[lopsided])
+    assert (snake.observe(config, state)[:, 2].flatten(1).sum(1) == 1).all()
+
+
 def test_food_of_a_new_game_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
     config = Config()
     state = snake.init(config, lane_keys(0, torch.arange(97 * 200)))

@@ -32,7 +32,7 @@ def test_a_gpu_is_chosen_within_seconds_and_remembered(game_name: str, algo: str
     assert time.perf_counter() - started < 8
     assert plan.device.type == "cuda"
     assert plan.reasons["device"].startswith("measured before compilation: cpu ")
-    assert torch.cuda.memory_allocated() - before < 64 * 2**20  # workspaces of libraries
+    assert torch.cuda.memory_allocated() - before < 128 * 2**20  # workspaces of libraries
     started = time.perf_counter()
     again = devices.decide(Settings(game_name, algo))
     assert time.perf_counter() - started < 0.5

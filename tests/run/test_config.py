@@ -63,7 +63,7 @@ def test_a_small_board_is_learned_whole() -> None:
 def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, device="cuda:0", bf16=True, capability=(9, 0))
     plan = resolve(Settings("snake"))
-    assert (plan.rules.config.view, plan.rules.config.sight) == ("centred", 0)
+    assert plan.rules.config.view == "wrapped"
     assert (plan.algo_config.net, plan.algo_config.hidden) == ("mlp", (1024, 512))
     planes = resolve(Settings("snake", env_options={"view": "planes"}))
     assert (planes.rules.config.view, planes.algo_config.net) == ("planes", "auto")

@@ -78,20 +78,26 @@ class Dense(nn.Module):
         return out
 
 
-class Pair(nn.Module):
-    """Two fully connected layers in one product. (2, B, F) -> (2, B, out)."""
+class Pair(nn.Linear):
+    """Two fully connected layers in one product: the first half of the outputs sees the first half of the inputs only.
+
+    The other quarters of the weights are zeros and have no gradient, so they stay zeros.
+    """
+
+    apart: Tensor
 
     def __init__(self, features: int, out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(2, features, out))
-        self.bias = nn.Parameter(torch.zeros(2, 1, out))
+        """Of each of the two."""
+        super().__init__(2 * features, 2 * out)
+        ones = torch.ones(out, features)
+        self.register_buffer("apart", torch.block_diag(ones, ones), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        return F.linear(x, self.weight * self.apart if torch.is_grad_enabled() else self.weight, self.bias)
 
 
 class Twins(nn.Module):
-    """Two networks of fully connected layers that see the same and share nothing. (B, F) -> (2, B, 8 or more) float32.
+    """Two networks of fully connected layers that see the same and share nothing. (B, F) -> (B, 2, 4 or more) float32.
 
     Narrow layers leave a GPU waiting for their kernels to start: side by side there are half as many.
     """
@@ -102,14 +108,17 @@ class Twins(nn.Module):
         self.norm = norm
         self.first = nn.Linear(features, 2 * hidden[0])
         self.layers = nn.ModuleList(Pair(a, b) for a, b in itertools.pairwise(hidden))
-        self.head = Pair(hidden[-1], round_up(outputs, 8))
+        self.head = Pair(hidden[-1], round_up(outputs, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = activate(self.first(x).unflatten(1, (2, -1)), self.norm).transpose(0, 1)
+        x = self._activate(self.first(x))
         for layer in self.layers:
-            x = activate(layer(x), self.norm)
+            x = self._activate(layer(x))
         out: Tensor = self.head(x)
-        return out.to(torch.float32)
+        return out.unflatten(1, (2, -1)).to(torch.float32)
+
+    def _activate(self, x: Tensor) -> Tensor:
+        return activate(x.unflatten(1, (2, -1)), True).flatten(1) if self.norm else activate(x, False)
 
 
 class Conv(nn.Module):
@@ -283,25 +292,33 @@ def gaussian(random_bits: Tensor) -> Tensor:
 def first_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
-            _begin(module.weight, init)
+            for weights in _blocks(module):
+                _begin(weights, init)
             assert module.bias is not None
             nn.init.zeros_(module.bias)
-        if isinstance(module, Pair):
-            for weights in module.weight.data:
-                _begin(weights.t(), init)
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=_SMALL)
         if isinstance(module, Twins):
-            nn.init.normal_(module.head.weight, std=_SMALL)
+            for block in _blocks(module.head):
+                nn.init.normal_(block, std=_SMALL)
         if isinstance(module, Conv):
-            weights = module.product or module.conv
-            assert weights is not None
-            weights.weight.data.mul_(module.gain)
+            layer = module.product or module.conv
+            assert layer is not None
+            layer.weight.data.mul_(module.gain)
         if isinstance(module, Residual):  # every block begins as if it were not there
             last = module.convs[-1].conv
             assert isinstance(last, nn.Conv2d)
             nn.init.zeros_(last.weight)
+
+
+def _blocks(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, ...]:
+    """The weights of a layer, of each of the two in a pair; what belongs to neither becomes 0."""
+    if not isinstance(layer, Pair):
+        return (layer.weight,)
+    nn.init.zeros_(layer.weight)
+    upper, lower = layer.weight.data.chunk(2)
+    return upper.chunk(2, 1)[0], lower.chunk(2, 1)[1]
 
 
 def _begin(weights: Tensor, init: str) -> None:

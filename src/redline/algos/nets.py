@@ -247,7 +247,7 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if not self.afterstates:
             out = self.body(obs)
-            policy, critic = (out[0], out[1]) if out.ndim == 3 else (out, out[:, self.num_actions :])
+            policy, critic = out.unbind(1) if out.ndim == 3 else (out, out[:, self.num_actions :])
             if self.critic is not None:
                 critic = self.critic(obs)
             logits, value = policy[:, : self.num_actions], critic[:, 0]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets
-from redline.algos.layers import Pair
 from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer
@@ -278,7 +277,7 @@ def in_precision(net: N, dtype: torch.dtype | None) -> N:
     for mine, original in zip(found.modules(), net.modules(), strict=True):
         for name, buffer in original.named_buffers(recurse=False):  # statistics are shared, not copied
             setattr(mine, name, buffer)
-        if isinstance(mine, nn.Linear | nn.Conv2d | Pair):
+        if isinstance(mine, nn.Linear | nn.Conv2d):
             mine.to(dtype)
     return found
 

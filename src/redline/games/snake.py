@@ -48,7 +48,9 @@ class Config:
     start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
     long_start: int = 0  # above start_length: new snakes of any length up to this, laid back and forth; 0: none
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
-    view: Literal["planes", "centred"] = "planes"  # whole board; or seen from the head, heading up, relative actions
+    # The whole board; or, with relative actions, what lies around the head, heading up; or the whole board in that way,
+    # wrapped around behind a line of wall and mirrored so that the food is never to the left.
+    view: Literal["planes", "centred", "wrapped"] = "planes"
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
     )
@@ -74,8 +76,8 @@ class Config:
             )
         if self.start not in ("centre", "random"):
             raise UserError(f"env.start is '{self.start}'; expected centre or random.")
-        if self.view not in ("planes", "centred"):
-            raise UserError(f"env.view is '{self.view}'; expected planes or centred.")
+        if self.view not in ("planes", "centred", "wrapped"):
+            raise UserError(f"env.view is '{self.view}'; expected planes, centred or wrapped.")
         if not 0 <= self.sight <= 31:
             raise UserError(f"env.sight is {self.sight}; expected 0 (the whole board) to 31 cells.")
         if not 0 <= self.starvation <= 30_000:
@@ -88,6 +90,11 @@ class Config:
     @property
     def reach(self) -> int:
         return self.sight or max(self.width, self.height) - 1
+
+    @property
+    def around(self) -> int:
+        """Sides of the wrapped view: the board and a line of wall between its edges."""
+        return max(self.width, self.height) + 1
 
     @property
     def patience(self) -> int:
@@ -114,8 +121,9 @@ HIDDEN = ("tail", "free", "length", "hunger", "key")  # fields no observation re
 def spec(config: Config) -> Spec:
     dtype = torch.uint8 if config.cells <= 255 else torch.int16
     planes = (3, config.height, config.width)
-    if config.view == "centred":
-        planes = (3, 2 * config.reach + 1, 2 * config.reach + 1)
+    if config.view != "planes":
+        side = config.around if config.view == "wrapped" else 2 * config.reach + 1
+        planes = (3, side, side)
     return Spec(
         obs_shape=planes,
         obs_dtype=dtype,
@@ -131,14 +139,15 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
     """Settings to train with on this hardware, each with its reason; `wanted` are the options that were asked for."""
     wanted, gpu = wanted or {}, hardware.kind == "cuda"
     found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "learns from what it plays, which costs next to nothing here")}
-    if wanted.get("view", "centred") != "centred":
-        return found
-    found["view"] = ("centred", "seen from the head, what is learned in one corner holds in all")
     sides = (str(wanted.get(side, getattr(Config, side))) for side in ("width", "height"))
-    if not gpu and not all(side.isdecimal() and int(side) <= _SMALL for side in sides):
-        found["sight"] = (4, "the near cells and the way to the food: a quarter of the inputs of the whole board")
+    whole = gpu or all(side.isdecimal() and int(side) <= _SMALL for side in sides)
+    view = wanted.get("view", "centred" if "sight" in wanted or not whole else "wrapped")
+    if view == "centred":
+        found["view"] = (view, "seen from the head, what is learned in one corner holds in all")
+        found["sight"] = (4, "the near cells and the way to the food are a quarter of the inputs of the whole board")
+    if view != "wrapped":
         return found
-    found["sight"] = (0, "the whole board: the last foods are won by planning around the snake's own body")
+    found["view"] = (view, "the whole board, seen from the head: the last foods are won by planning around the body")
     found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
     if not gpu:
         found["ppo.hidden"] = ((128, 128), "wide enough for a whole small board")
@@ -162,7 +171,7 @@ def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]]
 
     Without, some runs never fill a board once and settle for nearly.
     """
-    if config.view != "centred" or config.sight:
+    if config.view != "wrapped":
         return ()
     return (("long", 0.0, 0.5, {"long_start": config.cells - 2}),)
 
@@ -277,7 +286,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     A snake that dies stays where it was: the last board of an episode is a legal one.
     """
     head, food = state.head.to(torch.int32), state.food.to(torch.int32)
-    heading = _turn(config, state.heading.to(torch.int32), action.to(torch.int32))
+    heading = _turn(config, state, action.to(torch.int32))
     down, right = _direction(heading)
     row, column = _row_column(config, head)
     row, column = row + down, column + right
@@ -326,30 +335,73 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 3, H, W): planes of ages, head and food; or (N, 3, S, S) seen from the head: ages, outside, food."""
+    """(N, 3, H, W): planes of ages, head and food; or (N, 3, S, S) seen from the head: ages, what is deadly, food."""
     dtype = spec(config).obs_dtype
     if config.view == "planes":
         if state.ages.device.type == "cuda" and config.cells * dtype.itemsize % 4 == 0:
             return _planes_by_words(config, state, dtype)
         planes = (state.ages, _at(config, state.head), _at(config, state.food))
-        return torch.stack([plane.to(dtype) for plane in planes], 1)
+    else:
+        planes = (_wrapped if config.view == "wrapped" else _centred)(config, state)
+    return torch.stack([plane.to(dtype) for plane in planes], 1)
 
+
+def _centred(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Ages, outside and food as far as the snake sees: (N, S, S) each, the head in the middle, heading up."""
     offset = torch.arange(-config.reach, config.reach + 1, dtype=torch.int32, device=state.ages.device)
-    ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # heading up: the first row lies farthest ahead
-    down, right = (x.view(-1, 1, 1) for x in _direction(state.heading.to(torch.int32)))
-    head_row, head_column = (x.view(-1, 1, 1) for x in _row_column(config, state.head.to(torch.int32)))
-    row = head_row + ahead * down + aside * right
-    column = head_column + ahead * right - aside * down
+    ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # the first row lies farthest ahead
+    row, column = _seen_from(config, state, ahead, aside)
     inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
+    ages = _ages_at(config, state, inside, row, column)
+    food_ahead, food_aside = (x.clamp(-config.reach, config.reach).view(-1, 1, 1) for x in _food(config, state))
+    food = (ahead == food_ahead) & (aside == food_aside) & (state.food >= 0).view(-1, 1, 1)
+    return ages, ~inside, food
+
+
+def _wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Ages, deadly cells and food of the whole board: (N, S, S) each, the head in the middle, heading up.
+
+    What lies beyond the edge of the view comes in again from the other side: a board of 10x10 takes 11x11 cells, a third of
+    what it takes to see all of it from every place. No path leads across the line of wall, so none is lost or made.
+    """
+    side = config.around
+    offset = torch.arange(side, dtype=torch.int32, device=state.ages.device) - side // 2
+    aside = offset.view(1, 1, -1) * torch.where(_mirrored(config, state), -1, 1).view(-1, 1, 1)
+    row, column = _seen_from(config, state, -offset.view(1, -1, 1), aside)
+    row, column = (torch.where(x < 0, x + side, torch.where(x >= side, x - side, x)) for x in (row, column))
+    inside = (row < config.height) & (column < config.width)
+    ages = _ages_at(config, state, inside, row, column)
+    food_row, food_column = _row_column(config, state.food.to(torch.int32).view(-1, 1, 1))
+    food = (row == food_row) & (column == food_column) & (state.food >= 0).view(-1, 1, 1)
+    return ages, ~inside | (ages > 1), food
+
+
+def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column (N, S, S) of what lies so far ahead of the heads and to their right."""
+    down, right = (x.view(-1, 1, 1) for x in _direction(state.heading.to(torch.int32)))
+    row, column = (x.view(-1, 1, 1) for x in _row_column(config, state.head.to(torch.int32)))
+    return row + ahead * down + aside * right, column + ahead * right - aside * down
+
+
+def _ages_at(config: Config, state: State, inside: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Of cells by row and column, (N, S, S); 0 where they are not `inside`."""
     cell = torch.where(inside, row * config.width + column, 0)
     ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
-    food_row, food_column = (x.view(-1, 1, 1) for x in _row_column(config, state.food.to(torch.int32)))
-    food_down, food_right = food_row - head_row, food_column - head_column
-    food_ahead = (food_down * down + food_right * right).clamp(-config.reach, config.reach)
-    food_aside = (food_down * right - food_right * down).clamp(-config.reach, config.reach)
-    food = (ahead == food_ahead) & (aside == food_aside) & (state.food >= 0).view(-1, 1, 1)
-    planes = (torch.where(inside, ages, 0), ~inside, food)
-    return torch.stack([plane.to(dtype) for plane in planes], 1)
+    return torch.where(inside, ages, 0)
+
+
+def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
+    """How far ahead of the head the food lies, and how far to its right: (N,) int32 each."""
+    down, right = _direction(state.heading.to(torch.int32))
+    row, column = _row_column(config, state.head.to(torch.int32))
+    food_row, food_column = _row_column(config, state.food.to(torch.int32))
+    food_down, food_right = food_row - row, food_column - column
+    return food_down * down + food_right * right, food_down * right - food_right * down
+
+
+def _mirrored(config: Config, state: State) -> Tensor:
+    """(N,) bool: left and right are exchanged, for the food lies to the left."""
+    return (_food(config, state)[1] < 0) & (state.food >= 0)
 
 
 def _planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
@@ -379,11 +431,15 @@ def cells(config: Config, state: State) -> Tensor:
     return torch.where(_at(config, state.food), 3, board).to(torch.uint8)
 
 
-def _turn(config: Config, heading: Tensor, action: Tensor) -> Tensor:
+def _turn(config: Config, state: State, action: Tensor) -> Tensor:
     """The new direction: of the board's four, or of left, straight on, right as seen from the head."""
-    if config.view == "centred":
-        return (heading + action - 1) & 3
-    return torch.where(((action - heading) & 3) == 2, heading, action)
+    heading = state.heading.to(torch.int32)
+    if config.view == "planes":
+        return torch.where(((action - heading) & 3) == 2, heading, action)
+    turn = action - 1
+    if config.view == "wrapped":
+        turn = torch.where(_mirrored(config, state), -turn, turn)
+    return (heading + turn) & 3
 
 
 def _direction(heading: Tensor) -> tuple[Tensor, Tensor]:

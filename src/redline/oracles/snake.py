@@ -83,8 +83,9 @@ class Oracle:
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
         """One move: reward, terminated, truncated, score, won."""
         config = self.config
-        if config.view == "centred":
-            self.heading = (self.heading + action - 1) % 4
+        if config.view != "planes":
+            turn = 1 - action if config.view == "wrapped" and self._food_from_head()[1] < 0 else action - 1
+            self.heading = (self.heading + turn) % 4
         elif (action - self.heading) % 4 != 2:
             self.heading = action
         head = self.body[0]
@@ -143,12 +144,13 @@ class Oracle:
                 [[int(cell == self.body[0]) for cell in line] for line in board],
                 [[int(cell == self.food) for cell in line] for line in board],
             ]
+        if self.config.view == "wrapped":
+            return self._wrapped(age)
         reach = self.config.sight or max(self.config.width, self.config.height) - 1
         down, right = MOVES[self.heading]
         shown = None  # where the food is seen: rows ahead, columns aside, at the edge if it lies beyond
         if self.food is not None:
-            food_down, food_right = self.food[0] - self.body[0][0], self.food[1] - self.body[0][1]
-            food_ahead, food_aside = food_down * down + food_right * right, food_down * right - food_right * down
+            food_ahead, food_aside = self._food_from_head()
             shown = (max(-reach, min(reach, food_ahead)), max(-reach, min(reach, food_aside)))
         planes: list[list[list[int]]] = [[], [], []]
         for ahead in range(reach, -reach - 1, -1):
@@ -160,6 +162,31 @@ class Oracle:
                 lines[0].append(age.get((row, column), 0))
                 lines[1].append(int(not inside))
                 lines[2].append(int((ahead, aside) == shown))
+            for plane, line in zip(planes, lines, strict=True):
+                plane.append(line)
+        return planes
+
+    def _food_from_head(self) -> tuple[int, int]:
+        """How far ahead the food lies and how far to the right; nowhere: in the head."""
+        (row, column), (down, right) = self.food or self.body[0], MOVES[self.heading]
+        row, column = row - self.body[0][0], column - self.body[0][1]
+        return row * down + column * right, row * right - column * down
+
+    def _wrapped(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
+        """The board with a line of wall below and to the right of it, rolled, turned and mirrored."""
+        side = max(self.config.width, self.config.height) + 1
+        down, right = MOVES[self.heading]
+        hand = -1 if self._food_from_head()[1] < 0 else 1
+        planes: list[list[list[int]]] = [[], [], []]
+        for ahead in range(side // 2, side // 2 - side, -1):
+            lines: list[list[int]] = [[], [], []]
+            for aside in range(-(side // 2), side - side // 2):
+                row = (self.body[0][0] + ahead * down + hand * aside * right) % side
+                column = (self.body[0][1] + ahead * right - hand * aside * down) % side
+                wall = row >= self.config.height or column >= self.config.width
+                lines[0].append(age.get((row, column), 0))
+                lines[1].append(int(wall or age.get((row, column), 0) > 1))
+                lines[2].append(int((row, column) == self.food))
             for plane, line in zip(planes, lines, strict=True):
                 plane.append(line)
         return planes
