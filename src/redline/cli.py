@@ -390,6 +390,7 @@ def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     print("Games")
     for name in found["games"]:
         print(f"  {name:<10} {_first_sentence(games.load(name))}")
+    print(f"  {'gym:ID':<10} Any environment of Gymnasium with discrete actions, as gym:CartPole-v1.")
     print("Algorithms")
     for name in found["algorithms"]:
         print(f"  {name:<10} {_first_sentence(algos.load(name))}")
@@ -482,19 +483,23 @@ def _help(name: str, command: Command, kind: type) -> str:
 def _group_fields() -> list[tuple[str, Any]]:
     """Every option of a game or an algorithm, as env.NAME or ALGO.NAME, with its type."""
     from redline import algos, games
+    from redline.envs import host
 
     found = []
-    for group, module in [("env", games.load(g)) for g in games.names()] + [(a, algos.load(a)) for a in algos.names()]:
+    envs: list[Any] = [*map(games.load, games.names()), host]
+    for group, module in [("env", env) for env in envs] + [(a, algos.load(a)) for a in algos.names()]:
         found += [(f"{group}.{name}", hint) for name, hint in typing.get_type_hints(module.Config).items()]
     return found
 
 
 def _group_options() -> list[tuple[str, str]]:
     from redline import algos, games
+    from redline.envs import host
 
     found = []
     for group, module in [(f"env ({g})", games.load(g)) for g in games.names()] + [
-        (a, algos.load(a)) for a in algos.names()
+        ("env (gym:ID)", host),
+        *((a, algos.load(a)) for a in algos.names()),
     ]:
         for field in dataclasses.fields(module.Config):
             found.append((group.split(" ")[0], f"{field.name:<18} [{field.default}] {group}"))

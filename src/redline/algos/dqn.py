@@ -143,13 +143,20 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
     gpu = hardware.kind == "cuda"
     if kind == "process":
-        capacity = 50_000 if gpu else 10_000
         return {
-            "num_envs": (max(8, hardware.cores) if gpu else hardware.cores, "a process a core; a GPU wants at least 8"),
-            "batch_size": (128 if gpu else 32, "processes play slowly: a small batch is learned from often"),
+            "num_envs": (
+                max(8, hardware.cores),
+                "one for each core, and enough to share the cost of asking the network",
+            ),
+            "batch_size": (128 if gpu else 64, "environments play slowly here: small batches are learned from often"),
+            "updates": (4, "a gradient step for every two steps that are played"),
+            "learning_rate": (5e-4, "many small steps"),
+            "gamma": (0.99, "how long an episode of this environment matters is not known"),
             "hidden": ((256, 256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
-            "replay_capacity": (capacity, "as many as are played in some minutes"),
-            "learning_starts": (capacity // 10, "a tenth of the memory"),
+            "replay_capacity": (50_000, "as many as are played in some minutes"),
+            "learning_starts": (1_000, "a little of everything"),
+            "epsilon_steps": (10_000, "as long as it takes to see what there is"),
+            "epsilon_high": (0.05, "few environments: none of them only explores"),
         }
     games, batch, hidden, capacity = {
         "cpu-few": (2_048, 512, (64, 64), 500_000),
@@ -347,6 +354,10 @@ class Learner(Hooks):
     def loaded(self) -> bool:
         """Go on from a memory that was filled from outside; False: it is empty."""
         return self.memory.loaded()
+
+    def interrupted(self) -> bool:
+        """See Hooks."""
+        return self.memory.interrupt()
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -93,7 +93,8 @@ class Pair(nn.Linear):
         self.register_buffer("apart", torch.block_diag(ones, ones), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.apart if torch.is_grad_enabled() else self.weight, self.bias)
+        weight = self.weight * self.apart if torch.is_grad_enabled() else self.weight
+        return F.linear(x, weight, self.bias)
 
 
 class Twins(nn.Module):
@@ -114,8 +115,8 @@ class Twins(nn.Module):
         x = self._activate(self.first(x))
         for layer in self.layers:
             x = self._activate(layer(x))
-        out: Tensor = self.head(x)
-        return out.unflatten(1, (2, -1)).to(torch.float32)
+        out: Tensor = self.head(x).unflatten(1, (2, -1)).to(torch.float32)
+        return out
 
     def _activate(self, x: Tensor) -> Tensor:
         return activate(x.unflatten(1, (2, -1)), True).flatten(1) if self.norm else activate(x, False)

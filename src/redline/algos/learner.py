@@ -24,5 +24,9 @@ class Hooks:
         """After a checkpoint's tensors were copied into those of `state_dict`; False: its memory is lost."""
         return True
 
+    def interrupted(self) -> bool:
+        """All environments begin anew: what was remembered last is followed by nothing. False: the memory is lost."""
+        return True
+
     def close(self) -> None:
         """When nothing more will be learned."""

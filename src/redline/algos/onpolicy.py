@@ -37,12 +37,16 @@ class OnPolicyConfig(nets.NetConfig):
     learning_rate: float = 1e-3  # at the start of training
     learning_rate_end: float = 1e-4  # at its end; in between on a straight line
     gamma: float = 0.99
+    gamma_end: float = 0.0  # at the end of training; in between on a straight line of 1 / (1 - gamma), 0: the same
     max_grad_norm: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.expect(("rollout", "epochs"), "at least 1", lambda x: x >= 1)
         self.expect(("gamma",), "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        self.expect(("gamma_end",), "a number from 0 to below 1", lambda x: 0 <= x < 1)
+        if self.gamma_end:
+            self.expect(("gamma",), "below 1 where gamma_end is set", lambda x: x < 1)
         self.expect(("learning_rate", "max_grad_norm"), "a number above 0", lambda x: x > 0)
         self.expect(("batch_size", "learning_rate_end"), "0 or more", lambda x: x >= 0)
 
@@ -97,6 +101,8 @@ class OnPolicy(Hooks, ABC):
     ) -> None:
         """`state` (N, …) is an example of the game's State of all lanes."""
         self.spec = spec = rules.game.spec(rules.config)
+        if config.gamma_end and spec.afterstates:
+            raise UserError("gamma_end is set; with afterstates the discount is part of the network. Leave it at 0.")
         self.rules, self.num_envs = rules, num_envs
         self.settings, self.net = config, net
         self.runtime, self.accumulate = runtime, accumulate
@@ -207,7 +213,7 @@ class OnPolicy(Hooks, ABC):
         worth = self.value_of(self.finals).view(-1, self.num_envs)
         if self.cuts:
             number = truncated.to(torch.int64).cumsum(0) - 1  # of the lane's cuts
-            ahead = self.settings.gamma * worth.gather(0, number.clamp(0, self.cuts - 1))
+            ahead = self.discount() * worth.gather(0, number.clamp(0, self.cuts - 1))
             known = torch.where(number < self.cuts, reward + ahead, self.neutral.view(shape))
             reward = torch.where(truncated, known, reward)
             self.cut.zero_()
@@ -237,6 +243,11 @@ class OnPolicy(Hooks, ABC):
                     total = tuple(torch._foreach_add(total, gradients)) if total else gradients
                     self.totals += measured
                 self._apply(total)
+
+    def discount(self) -> float | Tensor:
+        """Of a step, at this point of training: how far ahead it looks, 1 / (1 - gamma) steps, grows evenly."""
+        start, end = self.settings.gamma, self.settings.gamma_end
+        return 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress) if end else start
 
     def follow_schedule(self) -> None:
         """This update's learning rate."""

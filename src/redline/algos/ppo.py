@@ -57,9 +57,12 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     gpu = hardware.kind == "cuda"
     if kind == "process":
         return {
-            "num_envs": (max(8, hardware.cores) if gpu else hardware.cores, "a process a core; a GPU wants at least 8"),
+            "num_envs": (
+                max(8, hardware.cores),
+                "one for each core, and enough to share the cost of asking the network",
+            ),
             "rollout": (512 if gpu else 256, "few games: long rollouts, so that there is something to learn from"),
-            "epochs": (10 if gpu else 4, "processes play slowly: each step is learned from often"),
+            "epochs": (10 if gpu else 4, "environments play slowly here: each step is learned from often"),
             "batch_size": (256 if gpu else 64, "many small steps from each rollout"),
             "hidden": ((256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
         }
@@ -83,7 +86,7 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     }
 
 
-def gae(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float, lam: float) -> Tensor:
+def gae(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float | Tensor, lam: float) -> Tensor:
     """Generalised advantage estimates (T, N) of reward, value and ended (T, N); next_value (N,) follows the last row.
 
     Nothing is seen across an end. An episode that was cut short has the value of where it was cut in its last reward.
@@ -166,7 +169,7 @@ class Learner(OnPolicy):
     @torch.no_grad()
     def prepare(self) -> None:
         """Advantages and returns of the rollout, the statistics of returns, and this update's learning rate."""
-        advantage = gae(*self.played(), self.config.gamma, self.config.gae_lambda).flatten()
+        advantage = gae(*self.played(), self.discount(), self.config.gae_lambda).flatten()
         target = advantage + self.value
         self.advantage.copy_(advantage)
         self.target.copy_(target)

@@ -50,11 +50,21 @@ FIXED = (*onpolicy.FIXED, "dueling")
 def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
     """Settings that follow from the hardware, each with its reason: those of PPO, with a network of half the width."""
     found = ppo.suggest(hardware, kind)
+    if kind == "process":
+        return found | {
+            "num_envs": (max(16, hardware.cores), "without replay only many environments at once give various samples"),
+            "rollout": (64, "what is played is learned from while it is fresh"),
+            "batch_size": (0, "an eighth of what is played between two updates"),
+            "q_lambda": (0.95, "rewards that come late are seen through whole rollouts"),
+            "learning_rate": (1e-3, "few steps are played: each must teach more"),
+        }
     narrower = tuple(max(width // 2, 64) for width in found["hidden"][0])
     return found | {"hidden": (narrower, "its layers are normalised, which costs as much as their products")}
 
 
-def q_returns(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float, lam: float) -> Tensor:
+def q_returns(
+    reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float | Tensor, lam: float
+) -> Tensor:
     """Q(lambda) returns (T, N) of reward, value and ended (T, N); next_value (N,) follows the last row.
 
     `value` is that of the best action of each state. Nothing is seen across an end. An episode that was cut short has the
@@ -133,7 +143,7 @@ class Learner(OnPolicy):
     @torch.no_grad()
     def prepare(self) -> None:
         """Returns of the rollout, and this update's learning rate."""
-        self.target.copy_(q_returns(*self.played(), self.config.gamma, self.config.q_lambda).flatten())
+        self.target.copy_(q_returns(*self.played(), self.discount(), self.config.q_lambda).flatten())
         self.follow_schedule()
 
     def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:

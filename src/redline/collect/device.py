@@ -86,5 +86,8 @@ class Collector:
         self.tally.add(step)
         assign(self.lanes, lanes)
 
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
     def tensors(self) -> dict[str, Tensor]:
         return leaves(self.lanes)

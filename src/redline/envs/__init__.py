@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import Episode, Spec
 from redline.envs import batch
 from redline.envs.batch import Lanes, Rules
+from redline.envs.host import PREFIX, HostGame
 
 __all__ = [
     "Env",
@@ -23,6 +24,7 @@ __all__ = [
     "Rules",
     "change_rules",
     "live_rules",
+    "load_game",
     "make",
     "make_rules",
     "set_live",
@@ -90,11 +92,16 @@ class Env:
         return self.rules.game.legal(self.rules.config, self.lanes.game)
 
 
+def load_game(name: str) -> games.Game:
+    """The game called `name`, or the environment of Gymnasium that `gym:ID` names."""
+    return cast(games.Game, HostGame(name)) if name.startswith(PREFIX) else games.load(name)
+
+
 def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
     """The game called `name` with its options set; an unknown option names the nearest."""
     if time_limit < 0:
         raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
-    game = games.load(name)
+    game = load_game(name)
     return change_rules(Rules(game, game.Config(), time_limit), options or {}, name)
 
 
@@ -157,4 +164,6 @@ def make(
     **options: Any,
 ) -> Env:
     """N games on a device: `make("snake", num_envs=4096, device="cuda", seed=0, width=7)`."""
+    if name.startswith(PREFIX):
+        raise UserError(f"{name} is no game of tensors; make it with gymnasium.make({name.removeprefix(PREFIX)!r}).")
     return Env(make_rules(name, options, time_limit), num_envs, device, seed)

@@ -48,5 +48,7 @@ def load(name: str) -> Game:
     """The game called `name`."""
     if name not in names():
         hint = nearest(name, names()) or "."
-        raise UserError(f"There is no game '{name}'{hint} Games: {', '.join(names())}.")
+        raise UserError(
+            f"There is no game '{name}'{hint} Games: {', '.join(names())}; gym:ID takes one of Gymnasium's."
+        )
     return cast(Game, importlib.import_module(f"{__name__}.{name}"))

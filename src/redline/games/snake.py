@@ -149,6 +149,7 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
         return found
     found["view"] = (view, "the whole board, seen from the head: the last foods are won by planning around the body")
     found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
+    found["ppo.gamma_end"] = (0.999, "in the end a few moves saved are not worth a risk")
     if not gpu:
         found["ppo.hidden"] = ((128, 128), "wide enough for a whole small board")
         found["ppo.rollout"] = (64, "longer than the way to a food")

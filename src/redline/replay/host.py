@@ -289,6 +289,11 @@ class HostRing(Ring):
         row, lane, units = self.draw_by_priority(key, self.batch_size)
         return {"row": row, "lane": lane, "units": units}
 
+    def interrupt(self) -> bool:
+        """What is on its way cannot be changed any more: everything is forgotten."""
+        self.clear()
+        return False
+
     def clear(self) -> None:
         """Forget everything; nothing drawn before is delivered."""
         self.flush()

@@ -147,6 +147,16 @@ class Ring:
         if self.priorities is not None:
             self.priorities.clear()
 
+    def interrupt(self) -> bool:
+        """The row written last is followed by States of other episodes: samples that reach beyond it count for nothing."""
+        last = ((self.written - 1) % self.rows) * self.lanes + torch.arange(self.lanes, device=self.device)
+        happened = self.tables["step"][last, 1]
+        going_on = ended_of(happened) == 0
+        self.tables["step"][last, 1] = torch.where(going_on, happened | TRUNCATED << 8, happened)
+        # The State that followed is where it was put in case it would be needed, and stays there.
+        self.cuts += going_on.to(self.cuts.dtype)
+        return True
+
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         """Append one row: the States (N, …) the actions (N,) were taken in, and what came of them."""
         lane = torch.arange(self.lanes, device=self.device)

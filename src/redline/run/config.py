@@ -19,8 +19,8 @@ from redline import algos
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
-from redline.envs import Rules, batch, make_rules
-from redline.games import load as load_game
+from redline.envs import Rules, batch, load_game, make_rules
+from redline.envs.host import is_host
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
@@ -146,13 +146,13 @@ def resolve(settings: Settings) -> Plan:
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
     prefix = f"{settings.algo}."
-    suggested = dict(algo.suggest(machine))
+    suggested = dict(algo.suggest(machine, "process" if is_host(game) else "tensor"))
     suggested |= {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
         reasons[name] = why
     wanted: dict[str, Any] = dict(settings.algo_options)
-    run_dir = Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}")
+    run_dir = Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}".replace(":", "-"))
     for name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized"):
         if getattr(settings, name) is not None:
             if name not in {field.name for field in dataclasses.fields(algo.Config)}:
@@ -192,7 +192,7 @@ def resolve(settings: Settings) -> Plan:
         raise UserError(f"checkpoint_minutes is {settings.checkpoint_minutes}; expected a number above 0.")
 
     precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
-    compiles, reasons["compile"] = _pick_compile(settings.compile, machine)
+    compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_host(game))
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
     curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
@@ -273,9 +273,11 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
         return None, f"the game's own does not fit these options: {error}"
 
 
-def _pick_compile(wanted: bool | None, machine: Hardware) -> tuple[bool, str]:
+def _pick_compile(wanted: bool | None, machine: Hardware, host: bool) -> tuple[bool, str]:
     if wanted is not None:
         return wanted, "asked for"
+    if host and machine.kind == "cpu":
+        return False, "the environments take the time here, and small networks are soon trained"
     if machine.kind == "mps":
         return False, "torch.compile does not pay on this device"
     if (0, 0) < machine.capability < (7, 0):

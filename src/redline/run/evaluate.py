@@ -22,11 +22,13 @@ from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
+from redline.envs.host import HostEnvs, is_host
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
 MAX_SEED = 2**46  # training seeds end here
 _MAX_SLOTS = 4096
+_HOST_SLOTS = 16  # environments of the host: enough to share the cost of asking the network
 _LOOK_EVERY = 32  # steps between looks at what has ended: the only host synchronisation
 _LOOK_EVERY_LONG = 256  # with a budget of steps
 _COMPILE_AFTER = 256  # steps of a slot: shorter games are over before compiling would have paid
@@ -153,6 +155,8 @@ def evaluate(
         raise UserError(f"max_steps is {max_steps}; expected 0 (play every game to its end) or a number of steps.")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
+    if is_host(rules.game):
+        return _evaluate_host(rules, policy, episodes, seed, progress, max_steps, slot_steps)
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)
@@ -201,6 +205,51 @@ def evaluate(
     _, _, score, length, won, how = ended.unbind(1)
     stopped_by = "max_steps" if max_steps or left else "episodes"
     return Evaluation(score.double(), length.double(), won > 0, how == _TERMINATED, how > 0, stopped_by)
+
+
+def _evaluate_host(
+    rules: Rules,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    progress: Callable[[int], None],
+    max_steps: int,
+    slot_steps: int,
+) -> Evaluation:
+    """The same with environments of the host."""
+    slots = min(episodes, _HOST_SLOTS)
+    quota = episodes // slots + (np.arange(slots) < episodes % slots)
+    limit = math.ceil(max_steps / slots) if max_steps else slot_steps * int(quota.max())  # steps a slot, 0: none
+    envs = HostEnvs(rules.game, rules.config, slots, rules.time_limit)
+    found: list[list[tuple[float, float, bool, bool]]] = [
+        [] for _ in range(slots)
+    ]  # score, length, game over, finished
+    played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
+    try:
+        envs.reset(HELD_OUT + seed)
+        while busy.any() and (not limit or steps < limit):
+            envs.step(policy(torch.from_numpy(envs.obs), None).cpu().numpy(), busy)
+            steps += 1
+            ended = (envs.terminated | envs.truncated) & busy
+            for slot in np.flatnonzero(ended):
+                found[slot].append((envs.score[slot], envs.length[slot], bool(envs.terminated[slot]), True))
+            played += ended
+            if not max_steps:
+                busy &= played < quota
+            if max_steps and steps % _LOOK_EVERY == 0:
+                progress(min(steps * slots, max_steps))
+            elif not max_steps and ended.any():
+                progress(int(played.sum()))
+        going_on = busy & ~(envs.terminated | envs.truncated) & (envs.length > 0)
+        for slot in np.flatnonzero(going_on):
+            found[slot].append((envs.score[slot], envs.length[slot], False, False))
+    finally:
+        envs.close()
+    score, length, over, finished = np.array([game for games in found for game in games], dtype=np.float64).T
+    stopped_by = "max_steps" if max_steps or busy.any() else "episodes"
+    scores, lengths, game_over, ended_all = (torch.from_numpy(x) for x in (score, length, over > 0, finished > 0))
+    wins = torch.zeros_like(game_over)  # no environment says that it was won
+    return Evaluation(scores, lengths, wins, game_over, ended_all, stopped_by)
 
 
 def _keep(lanes: batch.Lanes, mask: Tensor) -> batch.Lanes:

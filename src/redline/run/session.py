@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from redline.collect.device import Collector
+from redline.collect.host import HostCollector
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
+from redline.envs.host import HostEnvs, is_host
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
 
@@ -34,9 +36,16 @@ class Session:
             rules = live_rules(first, plan.curriculum.live, plan.device)
         keys = batch.lane_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
         lanes = batch.reset(rules, keys)
+        self.host = is_host(rules.game)
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
         self.learner = plan.algo.Learner(rules, plan.algo_config, lanes.game, plan.num_envs, seed, runtime, accumulate)
-        self.collector = Collector(rules, self.learner, lanes)
+        self.collector: Collector | HostCollector
+        if self.host:
+            envs = HostEnvs(rules.game, rules.config, plan.num_envs, rules.time_limit)
+            envs.reset(seed)
+            self.collector = HostCollector(rules, self.learner, envs, plan.device, self._fast)
+        else:
+            self.collector = Collector(rules, self.learner, lanes)
         self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
@@ -46,9 +55,19 @@ class Session:
 
     def _build(self) -> None:
         """Compile and capture, at the first calls."""
+        if self.host:  # stepped outside of what is compiled and captured
+            self._collect: Callable[[], None] = self.collector.step
+            self._collect_only: Callable[[], None] = self._play
+            self._update = fast.Graph(self.learner.update, self.plan.graph, self.notify)
+            self._collect_and_learn: Callable[[], None] = self._play_and_learn
+            return
+        self._update = self.learner.update
         self._collect = self.compiler(self.collector.step)
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
         self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
+
+    def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
+        return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
 
     def _play(self) -> None:
         for _ in range(self.learner.horizon):
@@ -56,7 +75,7 @@ class Session:
 
     def _play_and_learn(self) -> None:
         self._play()
-        self.learner.update()
+        self._update()
 
     @property
     def steps_per_iteration(self) -> int:
@@ -141,6 +160,7 @@ class Session:
     def close(self) -> None:
         """Let go of threads and files; nothing more is learned."""
         self.learner.close()
+        self.collector.close()
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
@@ -157,6 +177,9 @@ class Session:
         forgotten = "replay" in own and "replay" not in groups
         forgotten = not self.learner.loaded() or forgotten
         self.remembered = 0 if forgotten else counters["remembered"]
+        if isinstance(self.collector, HostCollector):
+            self.collector.begin_again(self.plan.settings.seed, self.iterations)
+            self.remembered = self.remembered if self.learner.interrupted() else 0
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
+from redline.envs.host import is_host
 from redline.tools import draw
 from redline.tools.gif import write_gif
 
@@ -57,6 +58,8 @@ class Frame(NamedTuple):
 @torch.no_grad()
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     """The games of lane 0 of `seed`, one after another without end: for each the first board, then one a step."""
+    if is_host(rules.game):
+        raise UserError("watch shows Redline's own games, not environments of Gymnasium; redline eval plays those.")
     lanes = batch.reset(rules, batch.lane_keys(seed, torch.arange(1)))
     while True:
         yield Frame(_cells(rules, lanes.game), Result(0, 0, 0.0, False, False), False)
