@@ -89,7 +89,7 @@ def test_rewards_are_clipped_for_learning_and_not_for_the_score() -> None:
     play(envs, action=0)
     assert (envs.reward, envs.earned, envs.score) == (1.0, 2.0, 30.0)
     with pytest.raises(UserError, match=r"env\.reward_clip is 'yes'"):
-        HostConfig(reward_clip="yes")  # type: ignore[arg-type]
+        make_rules("gym:ToyCount-v0", {"reward_clip": "yes"})
 
 
 @pytest.mark.parametrize(("name", "limit", "length"), [("ToyLimited-v0", 0, 5), ("ToyLimited-v0", 4, 4)])

@@ -87,3 +87,39 @@ gymnasium.register("ToyContinuous-v0", lambda: Seen(SPACES["Bits"], spaces.Box(-
 gymnasium.register("ToyCount-v0", Count)
 gymnasium.register("ToyMatch-v0", Match)
 gymnasium.register("ToyLimited-v0", lambda: Count(100), max_episode_steps=5)
+
+
+class Film(gymnasium.Env[Any, Any]):
+    """Images (8, 6, 3) whose every cell is 10 times the step, brighter by 100 in odd ones; ends after `length` steps.
+
+    Two lives: one is lost at step 4. A step earns 1.5. The first action of an episode is remembered and told in `info`.
+    """
+
+    def __init__(self, length: int = 7) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 255, (8, 6, 3), np.uint8), spaces.Discrete(3)
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        del options
+        super().reset(seed=seed)
+        self.time = 0
+        return self._seen(), {"lives": 2}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        told = {"lives": 2 if self.time < 4 else 1, "action": action}
+        return self._seen(), 1.5, self.time >= self.length, False, told
+
+    def _seen(self) -> Any:
+        return np.full((8, 6, 3), (10 * self.time + 100 * (self.time % 2)) % 256, np.uint8)
+
+
+class Screen(Seen):
+    """Images as large as a screen's."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(0, 255, (120, 160, 3), np.uint8), spaces.Discrete(4))
+
+
+gymnasium.register("ToyFilm-v0", Film)
+gymnasium.register("ToyScreen-v0", Screen)

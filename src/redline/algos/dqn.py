@@ -24,7 +24,7 @@ from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.explore import ladder
 from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
-from redline.algos.optim import Optimizer, flatten
+from redline.algos.optim import Optimizer, flatten, linear
 from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Batch, EnvKind, Hardware, Rollout, Runtime, Spec
@@ -46,6 +46,7 @@ class Config(nets.NetConfig):
     batch_size: int = 512  # transitions a gradient step
     updates: int = 1  # gradient steps an iteration (an iteration steps every environment once)
     learning_rate: float = 1e-3
+    learning_rate_end: float = 0.0  # at the end of training; in between on a straight line, 0: the same
     gamma: float = 0.97
     n_step: int = 3
     double: bool = True  # the online network chooses, the target network judges
@@ -88,6 +89,8 @@ class Config(nets.NetConfig):
         for name in ("learning_rate", "huber", "max_grad_norm", "munchausen_tau"):
             if not getattr(self, name) > 0:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
+        if not self.learning_rate_end >= 0:
+            raise UserError(f"dqn.learning_rate_end is {self.learning_rate_end}; expected 0 or more.")
         if self.distribution not in ("none", "categorical", "quantile"):
             raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")
         if self.atoms < 2:
@@ -295,7 +298,9 @@ class Learner(Hooks):
         self.runtime, self.accumulate = runtime, accumulate
         device = runtime.device
         self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
-        self.scheduled = config.prioritized  # only beta follows the share of training done; epsilon has its own clock
+        # Only beta and the learning rate follow the share of training done; epsilon has its own clock.
+        self.scheduled = config.prioritized or config.learning_rate_end > 0
+        self.rate = torch.tensor(config.learning_rate, device=device)
         self.progress = torch.zeros((), device=device)  # that share
         if config.munchausen and spec.masked:
             raise UserError(
@@ -306,7 +311,8 @@ class Learner(Hooks):
         self.online = nets.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.memory = self._make_memory(rules, state)  # after all that may be refused: it may be a file
-        self.optimizer = Optimizer(self.online, config.learning_rate, config.max_grad_norm, runtime)
+        rate = self.rate if config.learning_rate_end else config.learning_rate
+        self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
@@ -451,6 +457,8 @@ class Learner(Hooks):
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
         """Step the online network, then move the target: by tau every target_period steps, not after a skipped one."""
+        if self.config.learning_rate_end:
+            self.rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
         stepped = self.optimizer.step(gradients)
         self.updated += 1
         due = stepped & (self.updated % self.config.target_period == 0)

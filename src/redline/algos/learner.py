@@ -10,6 +10,8 @@ from torch import Tensor
 class Hooks:
     """Called by the loop on the host, outside what is compiled and captured."""
 
+    wants_stacks = False  # final States with all frames that are seen, not with the newest alone
+
     def before(self) -> None:
         """Before each iteration."""
 

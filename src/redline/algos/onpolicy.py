@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from redline.algos import nets
 from redline.algos.learner import Hooks
 from redline.algos.metrics import read_means
-from redline.algos.optim import Optimizer
+from redline.algos.optim import Optimizer, linear
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Rollout, Runtime, Spec, map_record
@@ -77,16 +77,12 @@ def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs:
     }
 
 
-def linear(start: float, end: float, progress: Tensor) -> Tensor:
-    """From start to end as `progress` () goes from 0 to 1, and no farther."""
-    return start + (end - start) * progress.clamp(0.0, 1.0)
-
-
 class OnPolicy(Hooks, ABC):
     """What does not depend on what is learned. Between two updates every lane plays `horizon` steps."""
 
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
+    wants_stacks = True
 
     def __init__(
         self,
@@ -148,6 +144,10 @@ class OnPolicy(Hooks, ABC):
         self.cut = torch.zeros(num_envs, dtype=torch.int64, device=device)  # times in this rollout
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
         self.finals = map_record(lambda x: x.new_zeros((self.cuts + 1) * num_envs, *x.shape[1:]), state)
+        if spec.frames > 1:
+            stacked = {k: getattr(self.finals, k) for k in rules.game.STACKED}  # type: ignore[attr-defined]
+            stacked = {k: x.unsqueeze(1).repeat_interleave(spec.frames, 1) for k, x in stacked.items()}
+            self.finals = self.finals._replace(**stacked)
 
         totals = torch.zeros(len(self.metrics), device=device)
         self.totals, self.sums = totals, dict(zip(self.metrics, totals.unbind(), strict=True))  # since the last log

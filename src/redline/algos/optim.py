@@ -25,6 +25,11 @@ def flatten(module: nn.Module) -> Tensor:
     return flat
 
 
+def linear(start: float, end: float, progress: Tensor) -> Tensor:
+    """From start to end as `progress` () goes from 0 to 1, and no farther."""
+    return start + (end - start) * progress.clamp(0.0, 1.0)
+
+
 class Optimizer:
     """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
 

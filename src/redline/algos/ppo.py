@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets, onpolicy
-from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, linear, memory_bytes
-from redline.algos.optim import flatten
+from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
+from redline.algos.optim import flatten, linear
 from redline.core import random
 from redline.core.records import EnvKind, Hardware, Runtime, Spec
 from redline.envs.batch import Rules, legal

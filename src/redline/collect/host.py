@@ -21,7 +21,7 @@ class HostTally:
         self.ended: list[tuple[float, float, float, bool]] = []  # score, length, reward, truncated
 
     def add(self, envs: HostEnvs) -> None:
-        for lane in np.flatnonzero(envs.terminated | envs.truncated):
+        for lane in np.flatnonzero(envs.over):
             self.ended.append((envs.score[lane], envs.length[lane], envs.earned[lane], bool(envs.truncated[lane])))
 
     def read(self) -> dict[str, float]:
@@ -55,7 +55,11 @@ class HostCollector:
         self.arrays = {"final": envs.final, "reward": envs.reward}
         self.arrays |= {"terminated": envs.terminated, "truncated": envs.truncated}
         self.inputs = {name: torch.from_numpy(array).to(device) for name, array in self.arrays.items()}
-        self.state = HostState(torch.from_numpy(envs.obs).to(device, copy=True))
+        self.state = HostState(torch.from_numpy(envs.obs).to(device, copy=True))  # the newest frames
+        self.frames = learner.spec.frames
+        self.begins = torch.ones(count, dtype=torch.bool, device=device)  # the newest frame is an episode's first
+        stack = self.state.obs.unsqueeze(1).repeat_interleave(self.frames, 1)
+        self.stack = HostState(stack) if self.frames > 1 else self.state  # what is seen
         self.nothing = torch.zeros(count, dtype=torch.bool, device=device)  # no environment says that it was won
         self._act, self._ingest = prepare(self.act), prepare(self.ingest)
 
@@ -72,19 +76,30 @@ class HostCollector:
 
     @torch.no_grad()
     def act(self) -> None:
-        self.action.copy_(self.learner.act(self.state.obs, None))
+        if self.frames > 1:
+            newest = self.state.obs.unsqueeze(1)
+            stack = torch.cat([self.stack.obs[:, 1:], newest], 1)
+            first = self.begins.view(-1, *(1,) * (stack.ndim - 1))
+            self.stack.obs.copy_(torch.where(first, newest, stack))
+        obs = self.rules.game.observe(self.rules.config, self.stack)
+        self.action.copy_(self.learner.act(obs, None))
 
     @torch.no_grad()
     def ingest(self) -> None:
         reward, nothing = self.inputs["reward"], self.nothing
         terminated, truncated = self.inputs["terminated"], self.inputs["truncated"]
         episode = Episode(nothing, nothing, reward)  # the host keeps count
-        step = Step(reward, terminated, truncated, nothing, HostState(self.inputs["final"]), episode)
+        final = self.inputs["final"]
+        if self.frames > 1 and self.learner.wants_stacks:
+            final = torch.cat([self.stack.obs[:, 1:], final.unsqueeze(1)], 1)
+        step = Step(reward, terminated, truncated, nothing, HostState(final), episode)
         self.learner.ingest(Rollout(self.state, self.action, step))
+        self.begins.copy_(terminated | truncated)
 
     def begin_again(self, seed: int, number: int) -> None:
         """Episodes that were not played before: `number` differs from those of earlier calls."""
         self.envs.reset(seed, number)
+        self.begins.fill_(True)
 
     def close(self) -> None:
         self.envs.close()

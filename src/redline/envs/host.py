@@ -21,8 +21,10 @@ from torch import Tensor
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Hardware, Spec
+from redline.envs.frames import Frames, is_image
 
 PREFIX = "gym:"
+_LARGE_IMAGE = 64  # rows and columns from which on images are brought to a common size
 _LARGE = 1e6  # bounds beyond this say nothing of what is usually seen
 
 
@@ -30,17 +32,27 @@ _LARGE = 1e6  # bounds beyond this say nothing of what is usually seen
 class HostConfig:
     """Options of an environment of Gymnasium."""
 
+    frame_skip: int = 1  # times an action is repeated
+    frame_max: bool = False  # of the last two images the brighter is seen, cell by cell
+    grey: bool = False  # images without colours
+    size: int = 0  # rows and columns that images are brought to; 0: as they are
+    stack: int = 1  # frames that are seen at once
+    sticky: float = 0.0  # chance that the action before is taken instead
+    life_loss: bool = False  # to the learner the loss of a life is the end; the game and its score go on
     reward_clip: bool = False  # rewards are learned from as -1, 0 or 1; the score counts them as they are
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reward_clip, bool):
-            raise UserError(f"env.reward_clip is {self.reward_clip!r}; expected true or false.")
+        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"env.{name} is {getattr(self, name)}; expected at least {least}.")
+        if not 0 <= self.sticky < 1:
+            raise UserError(f"env.sticky is {self.sticky}; expected a number from 0 to below 1.")
 
 
 class HostState(NamedTuple):
     """Of N environments, as far as it is known."""
 
-    obs: Tensor  # (N, …)
+    obs: Tensor  # (N, …) the newest frame; where frames are stacked (N, stack, …), the newest last
 
 
 class HostGame:
@@ -50,24 +62,41 @@ class HostGame:
     PALETTE = ()
     HIDDEN = ()
     LIVE = ()
+    STACKED = ("obs",)
     Config = HostConfig
     State = HostState
 
     def __init__(self, name: str) -> None:
         """`name` begins with `gym:`."""
         self.name = name
+        self.known: tuple[HostConfig, Spec] | None = None
 
     def make(self, config: HostConfig) -> gymnasium.Env[Any, Any]:
         """One environment whose observations are arrays, planes first, and whose actions count from 0."""
-        del config
-        return _Uniform(_make(self.name.removeprefix(PREFIX)))
+        env = _make(self.name.removeprefix(PREFIX))
+        return _Uniform(Frames(env, config.frame_skip, config.frame_max, config.grey, config.size, config.sticky))
 
     def spec(self, config: HostConfig) -> Spec:
-        return _spec(self.name, config)
+        """Of the environment with these options; it is made once to be asked."""
+        if self.known is None or self.known[0] is not config:  # compiled code must find it known
+            self.known = (config, _spec(self.name, config))
+        return self.known[1]
 
     def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        del hardware, wanted
-        return {"algo": ("ppo", "needs the fewest settings to be right")}
+        del hardware
+        found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "needs the fewest settings to be right")}
+        env = _make(self.name.removeprefix(PREFIX))
+        seen, known = env.observation_space, env.spec.kwargs if env.spec else {}
+        env.close()
+        if is_image(seen) and seen.shape is not None and min(seen.shape[:2]) >= _LARGE_IMAGE:
+            found["grey"] = (True, "a third of the bytes; few games are about colours")
+            found["size"] = (84, "a few bytes of each image show what matters")
+            found["stack"] = (4, "movement is seen")
+            if "frameskip" not in known and "frame_skip" not in wanted:
+                found["frame_skip"] = (4, "a person decides no faster")
+                found["frame_max"] = (True, "sprites that flicker are seen")
+            found["reward_clip"] = (True, "rewards of any size are learned from with the same settings")
+        return found
 
     def curriculum(self, config: HostConfig) -> tuple[()]:
         del config
@@ -76,11 +105,13 @@ class HostGame:
     def init(self, config: HostConfig, key: Tensor) -> HostState:
         """States of the right shape in which nothing is seen yet: what a learner needs to know before anything is played."""
         spec = self.spec(config)
-        return HostState(torch.zeros(len(key), *spec.obs_shape, dtype=spec.obs_dtype, device=key.device))
+        frame = (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
+        return HostState(torch.zeros(len(key), *frame, dtype=spec.obs_dtype, device=key.device))
 
     def observe(self, config: HostConfig, state: HostState) -> Tensor:
-        del config
-        return state.obs
+        """Planes of all frames, one behind the other."""
+        one = state.obs.ndim == 1 + len(self.spec(config).obs_shape)  # frame, not a stack of them
+        return state.obs if one else state.obs.flatten(1, 2)
 
     def legal(self, config: HostConfig, state: HostState) -> Tensor:
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
@@ -100,13 +131,15 @@ class HostEnvs:
     def __init__(self, game: Any, config: Any, count: int, time_limit: int = 0) -> None:
         self.game, self.config, self.time_limit = game, config, time_limit
         spec = game.spec(config)
-        dtype = _numpy_dtype(spec.obs_dtype)
+        frame = (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
         self.envs = [game.make(config) for _ in range(count)]
-        self.obs = np.zeros((count, *spec.obs_shape), dtype)
+        self.obs = np.zeros((count, *frame), _numpy_dtype(spec.obs_dtype))
         self.final = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
         self.terminated, self.truncated = np.zeros(count, bool), np.zeros(count, bool)
-        # Of the episode under way, with this step; where it ended, its result.
+        self.over = np.zeros(count, bool)  # the game is; to a learner it may end before
+        self.lives = np.zeros(count, np.int64)
+        # Of the game under way, with this step; where it is over, its result.
         self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
 
     def reset(self, seed: int, number: int = 0) -> None:
@@ -114,19 +147,19 @@ class HostEnvs:
         key = random.fold(random.seed_key(seed), torch.tensor(number))
         seeds = random.fold(key, torch.arange(len(self.envs))) & 0x7FFFFFFF
         for lane, (env, own) in enumerate(zip(self.envs, seeds.tolist(), strict=True)):
-            self.obs[lane] = env.reset(seed=own)[0]
-        for array in (self.length, self.score, self.earned, self.terminated, self.truncated):
+            self.obs[lane], info = env.reset(seed=own)
+            self.lives[lane] = _lives(info)
+        for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over):
             array[:] = 0
 
     def step(self, actions: np.ndarray[Any, Any], busy: np.ndarray[Any, Any] | None = None) -> None:
         """One step of every environment, or of those that are `busy` (N,) bool."""
-        ended = self.terminated | self.truncated
         for array in (self.length, self.score, self.earned):
-            array[ended] = 0
+            array[self.over] = 0
         for lane, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             if busy is not None and not busy[lane]:
                 continue
-            obs, reward, terminated, truncated, _ = env.step(action)
+            obs, reward, terminated, truncated, info = env.step(action)
             self.length[lane] += 1
             self.score[lane] += float(reward)
             learned = float(np.sign(float(reward))) if self.config.reward_clip else float(reward)
@@ -134,9 +167,16 @@ class HostEnvs:
             self.reward[lane] = learned
             if self.time_limit and self.length[lane] >= self.time_limit:
                 truncated = True
-            self.terminated[lane], self.truncated[lane] = terminated, truncated and not terminated
+            lives, lost = _lives(info), False
+            lost = self.config.life_loss and lives < self.lives[lane]
             self.final[lane] = obs
-            self.obs[lane] = env.reset()[0] if terminated or truncated else obs
+            self.over[lane] = over = terminated or truncated
+            self.terminated[lane] = terminated or lost
+            self.truncated[lane] = truncated and not self.terminated[lane]
+            if over:
+                obs, info = env.reset()
+                lives = _lives(info)
+            self.obs[lane], self.lives[lane] = obs, lives
 
     def close(self) -> None:
         for env in self.envs:
@@ -194,17 +234,19 @@ def _spec(name: str, config: HostConfig) -> Spec:
         env.close()
     assert isinstance(seen, spaces.Box)
     assert isinstance(actions, spaces.Discrete)
+    bytes_seen = seen.dtype == np.uint8
     high = np.maximum(np.abs(seen.low.astype(np.float64)), np.abs(seen.high.astype(np.float64)))
     per_channel = high.reshape(len(high), -1).max(1)
     known = bool((high < _LARGE).all())
     return Spec(
-        obs_shape=tuple(seen.shape),
-        obs_dtype=torch.uint8 if seen.dtype == np.uint8 else torch.float32,
-        obs_scale=tuple(1.0 / x if 0 < x < _LARGE else 1.0 for x in per_channel.tolist()),
+        obs_shape=(config.stack * seen.shape[0], *seen.shape[1:]),
+        obs_dtype=torch.uint8 if bytes_seen else torch.float32,
+        obs_scale=tuple(1.0 / x if 0 < x < _LARGE else 1.0 for x in per_channel.tolist()) * config.stack,
         obs_high=float(seen.high.max()) if known else math.inf,
         obs_low=float(seen.low.min()) if known else -math.inf,
         num_actions=int(actions.n),
         score_name="return",
+        frames=config.stack,
         truncates=True,
     )
 
@@ -221,6 +263,11 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except ModuleNotFoundError as error:
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
+
+
+def _lives(info: Mapping[str, Any]) -> int:
+    """Left in the game, as far as the environment tells: Atari says `lives`, Mario `life`."""
+    return int(info.get("lives", info.get("life", 0)))
 
 
 def _sentence(error: Exception) -> str:

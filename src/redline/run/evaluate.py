@@ -22,7 +22,7 @@ from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.host import HostEnvs, is_host
+from redline.envs.host import HostEnvs, HostState, is_host
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
@@ -227,12 +227,19 @@ def _evaluate_host(
     played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
     try:
         envs.reset(HELD_OUT + seed)
+        frames, begins = rules.game.spec(rules.config).frames, torch.ones(slots, dtype=torch.bool)
+        stack = torch.from_numpy(envs.obs).unsqueeze(1).repeat_interleave(frames, 1)
         while busy.any() and (not limit or steps < limit):
-            envs.step(policy(torch.from_numpy(envs.obs), None).cpu().numpy(), busy)
+            seen = torch.from_numpy(envs.obs).unsqueeze(1)
+            first = begins.view(-1, *(1,) * (seen.ndim - 1))
+            stack = torch.where(first, seen, torch.cat([stack[:, 1:], seen], 1))
+            obs = rules.game.observe(rules.config, HostState(stack if frames > 1 else stack[:, 0]))
+            envs.step(policy(obs, None).cpu().numpy(), busy)
             steps += 1
-            ended = (envs.terminated | envs.truncated) & busy
+            ended = envs.over & busy
+            begins = torch.from_numpy(envs.terminated | envs.truncated)
             for slot in np.flatnonzero(ended):
-                found[slot].append((envs.score[slot], envs.length[slot], bool(envs.terminated[slot]), True))
+                found[slot].append((envs.score[slot], envs.length[slot], not envs.truncated[slot], True))
             played += ended
             if not max_steps:
                 busy &= played < quota
@@ -240,7 +247,7 @@ def _evaluate_host(
                 progress(min(steps * slots, max_steps))
             elif not max_steps and ended.any():
                 progress(int(played.sum()))
-        going_on = busy & ~(envs.terminated | envs.truncated) & (envs.length > 0)
+        going_on = busy & ~envs.over & (envs.length > 0)
         for slot in np.flatnonzero(going_on):
             found[slot].append((envs.score[slot], envs.length[slot], False, False))
     finally:
