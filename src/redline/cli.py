@@ -215,10 +215,12 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
         f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
+    host = env.startswith("gym:")  # not shown by watch; whether a game was won it does not say
     if "score_mean" in result:
+        won = "" if host else f", won {100 * result['win_rate']:.1f} %"
         lines.append(
             f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
-            f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}, won {100 * result['win_rate']:.1f} %)"
+            f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}{won})"
         )
         if going_on := result["eval_episodes"] - result["finished"]:
             lines.append(
@@ -230,7 +232,7 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
             *lines,
             f"Run folder: {run_dir}",
             f"  evaluate:  {prefix}redline eval {run_dir}",
-            f"  watch:     {prefix}redline watch {run_dir} --terminal",
+            *([] if host else [f"  watch:     {prefix}redline watch {run_dir} --terminal"]),
             f"  continue:  {prefix}redline train {env} {shlex.join(_spell(again))}",
         ]
     )

@@ -732,3 +732,22 @@ def test_first_weights_depend_on_the_seed() -> None:
     first, again, other = (learner_of(TINY, seed=seed).optimizer.flat for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(("progress", "rate"), [(0.0, 0.1), (0.5, 0.06), (1.0, 0.02), (2.0, 0.02)])
+def test_the_learning_rate_falls_on_a_straight_line(progress: float, rate: float) -> None:
+    """Of a step whose gradients are 1 everywhere, Adam's first: every weight moves by the rate."""
+    learner = learner_of(dataclasses.replace(TINY, learning_rate=0.1, learning_rate_end=0.02))
+    assert learner.scheduled
+    learner.progress.fill_(progress)
+    before = learner.optimizer.flat.clone()
+    learner.apply(tuple(torch.ones_like(p) for p in learner.online.parameters()))
+    torch.testing.assert_close(before - learner.optimizer.flat, torch.full_like(before, rate), rtol=1e-3, atol=1e-5)
+    steady = learner_of(dataclasses.replace(TINY, learning_rate=0.1))
+    assert not steady.scheduled
+    steady.progress.fill_(1.0)
+    before = steady.optimizer.flat.clone()
+    steady.apply(tuple(torch.ones_like(p) for p in steady.online.parameters()))
+    torch.testing.assert_close(before - steady.optimizer.flat, torch.full_like(before, 0.1), rtol=1e-3, atol=1e-5)
+    with pytest.raises(UserError, match=r"dqn\.learning_rate_end is -1"):
+        Config(learning_rate_end=-1)

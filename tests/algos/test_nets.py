@@ -194,6 +194,8 @@ def test_twins_begin_as_other_networks_do() -> None:
     for half in halves(net.head):
         assert half.std().item() == pytest.approx(0.01, rel=0.2)
     straight = nets.build_actor_critic(spec, nets.NetConfig("mlp", (16, 16), init="orthogonal"), seed=1, separate=True)
+    for half in straight.body[1].first.weight.detach().chunk(2):
+        torch.testing.assert_close(half @ half.T, 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
     for half in halves(straight.body[1].layers[0]):
         torch.testing.assert_close(half @ half.T, 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
 

@@ -705,3 +705,29 @@ def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
     learner.optimizer.flat.zero_()
     learner.before()
     assert not both()[0].any()
+
+
+@pytest.mark.parametrize(("progress", "ahead"), [(0.0, 10.0), (0.5, 55.0), (1.0, 100.0), (1.5, 100.0)])
+def test_the_discount_grows_evenly_in_how_far_it_looks(progress: float, ahead: float) -> None:
+    learner = learner_of(dataclasses.replace(TINY, gamma=0.9, gamma_end=0.99), probe(paid_by_action))
+    learner.progress.fill_(progress)
+    assert float(learner.discount()) == pytest.approx(1 - 1 / ahead, abs=1e-6)
+    constant = learner_of(dataclasses.replace(TINY, gamma=0.9), probe(paid_by_action))
+    assert constant.discount() == 0.9
+
+
+def test_the_discount_in_force_is_the_one_learned_with() -> None:
+    rules = probe(paid_by_action, start=anywhere)
+    targets = []
+    for progress in (0.0, 1.0):
+        learner = learner_of(dataclasses.replace(TINY, gamma=0.5, gamma_end=0.9), rules)
+        learner.progress.fill_(progress)
+        learner.reward.fill_(1.0)
+        learner.prepare()
+        targets.append(learner.target.clone())
+    assert (targets[1] > targets[0]).float().mean() > 0.5
+    for options in ({"gamma_end": 1.0}, {"gamma": 1.0, "gamma_end": 0.9}):
+        with pytest.raises(UserError, match="gamma"):
+            dataclasses.replace(TINY, **options)
+    with pytest.raises(UserError, match="gamma_end is set; with afterstates"):
+        learner_of(dataclasses.replace(TINY, gamma_end=0.9), probe(paid_by_action, afterstates=True))

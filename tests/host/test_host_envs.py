@@ -31,7 +31,7 @@ def play(envs: HostEnvs, action: int = 1) -> None:
         ("ToyPlanes-v0", (4, 6, 5), torch.uint8, (1 / 255,) * 4),
         ("ToyBounded-v0", (2,), torch.float32, (0.5, 1.0)),
         ("ToyBoth-v0", (5,), torch.float32, (1.0,) * 5),
-        ("ToyBits-v0", (4,), torch.uint8, None),
+        ("ToyBits-v0", (4,), torch.float32, None),
         ("ToyMatch-v0", (3,), torch.float32, None),
         ("ToyCount-v0", (3,), torch.float32, (1.0,) * 3),
     ],
@@ -43,8 +43,7 @@ def test_what_is_seen_is_one_array(name: str, shape: tuple[int, ...], dtype: tor
     assert len(spec.obs_scale) == shape[0]
     if scale is not None:
         assert spec.obs_scale == pytest.approx(scale)
-    if name != "ToyBits-v0":
-        assert spec.obs_dtype == dtype
+    assert spec.obs_dtype == dtype
     envs = envs_of(name)
     envs.reset(1)
     play(envs)
@@ -146,6 +145,7 @@ def test_those_that_are_not_busy_stay_as_they_are() -> None:
     [
         ("gym:CartPol-v1", "gym:CartPol-v1 cannot be made: .*CartPole"),
         ("gym:", "names no environment"),
+        ("gym:a:b:c", "gym:a:b:c cannot be made"),
         ("gym:no_such_module:Thing-v0", "no_such_module"),
         ("gym:ToyContinuous-v0", "gym:ToyContinuous-v0 takes actions of Box.*discrete actions"),
         ("gym:ToyAny-v0", "has no fixed size"),

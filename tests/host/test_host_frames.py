@@ -99,6 +99,54 @@ def test_sticky_actions_stick_as_often_as_they_should() -> None:
     assert [again.step(action)[4]["action"] for action in wanted] == taken
 
 
+def test_each_repetition_may_stick_anew() -> None:
+    """Of four repetitions the later ones play what was asked for more and more likely: an action that stuck can come loose."""
+
+    class Told(toys.Film):
+        def step(self, action: int) -> Any:
+            taken.append(action)
+            return super().step(action)
+
+    taken: list[int] = []
+    env = Frames(Told(10**9), 4, False, False, 0, 0.25)
+    env.reset(seed=1)
+    env.step(0)
+    taken.clear()
+    for number in range(3000):
+        env.step((number + 1) % 2)
+    asked = np.array([(number + 1) % 2 for number in range(3000)])
+    shares = (np.array(taken).reshape(3000, 4) == asked[:, None]).mean(0)
+    # With a chance of 1/4 to keep what was played: 1 - 1/4, 1 - 1/16, and so on, and a little more from what came before.
+    assert shares == pytest.approx([0.75, 0.9375, 0.984, 0.996], abs=0.03)
+
+
+def test_sticking_does_not_follow_the_environments_own_chance() -> None:
+    env = Frames(toys.Film(10**9), 1, False, False, 0, 0.5)
+    env.reset(seed=5)
+    own = env.unwrapped.np_random.random(200)
+    taken = [env.step(number % 3)[4]["action"] for number in range(200)]
+    stuck = np.array([taken[t] != t % 3 for t in range(1, 200)])
+    assert 0.3 < (stuck == (own[:199] < 0.5)).mean() < 0.7
+
+
+def test_an_image_that_is_overwritten_was_seen_before() -> None:
+    class Reused(toys.Film):
+        image = np.zeros((8, 6, 3), np.uint8)
+
+        def _seen(self) -> Any:
+            self.image[:] = 200 if self.time == 1 else 0
+            return self.image
+
+    env = Frames(Reused(), 2, True, False, 0, 0.0)
+    env.reset(seed=0)
+    assert (env.step(0)[0] == 200).all()
+
+
+def test_images_without_channels_get_one() -> None:
+    env = Frames(toys.Seen(spaces.Box(0, 255, (10, 8), np.uint8)), 1, False, True, 5, 0.0)
+    assert env.reset(seed=0)[0].shape == (5, 5, 1) == env.observation_space.shape
+
+
 def test_a_lost_life_is_an_end_to_the_learner_alone() -> None:
     envs = HostEnvs(HostGame("gym:ToyFilm-v0"), HostConfig(life_loss=True), 2)
     envs.reset(0)
@@ -178,6 +226,24 @@ def test_large_images_are_made_small_unless_told_otherwise() -> None:
     own = resolve(Settings("gym:ToyScreen-v0", device="cpu", env_options={"size": 42, "grey": False, "frame_skip": 1}))
     assert own.rules.game.spec(own.rules.config).obs_shape == (12, 42, 42)
     assert resolve(Settings("gym:ToyFilm-v0", device="cpu")).rules.config == HostConfig()
+    assert plan.algo_config.net == "resnet"
+    weights = sum(x.numel() for x in Session(plan, pytest.fail).learner.net.parameters())
+    assert weights < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ToyStacked-v0", {"grey": False, "size": 0, "stack": 1, "frame_skip": 4, "frame_max": True}),
+        ("ToySkipping-v0", {"grey": True, "size": 84, "frame_skip": 1, "frame_max": False}),
+        ("ToyNotSkipping-v0", {"grey": True, "frame_skip": 4, "frame_max": True}),
+    ],
+)
+def test_images_are_treated_as_they_come(name: str, expected: dict[str, Any]) -> None:
+    config = resolve(Settings(f"gym:{name}", device="cpu")).rules.config
+    assert {key: getattr(config, key) for key in expected} == expected
+    asked = resolve(Settings(f"gym:{name}", device="cpu", env_options={"frame_skip": "2"})).rules.config
+    assert (asked.frame_skip, asked.frame_max) == (2, True)
 
 
 @pytest.mark.parametrize(

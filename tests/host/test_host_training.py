@@ -13,7 +13,7 @@ import toys  # noqa: F401  (registers them)
 from redline import algos
 from redline.core.errors import UserError
 from redline.envs import make_rules
-from redline.run import agent, evaluate
+from redline.run import agent, devices, evaluate
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 from redline.run.train import train
@@ -115,9 +115,13 @@ def test_evaluation_plays_a_quota_of_whole_episodes() -> None:
     assert budget.lengths.tolist() == [3, 3, 1] * 4
     assert budget.finished.tolist() == [True, True, False] * 4
     assert budget.stopped_by == "max_steps"
-    cut = evaluate.evaluate(rules, second, 4, CPU, slot_steps=2)
-    assert cut.lengths.tolist() == [2] * 4
+    endless = make_rules("gym:ToyEndless-v0")
+    cut = evaluate.evaluate(endless, second, 40, CPU, slot_steps=2)  # each game, whichever slot plays it
+    assert cut.lengths.tolist() == [2] * 40
     assert not cut.finished.any()
+    assert not cut.game_over.any()
+    evaluate.evaluate(rules, second, 4, CPU, max_steps=300, progress=heard.append)
+    assert heard[-1] == 300
 
 
 @pytest.mark.parametrize("algo", algos.names())
@@ -166,6 +170,63 @@ def test_no_sample_spans_a_continuation() -> None:
             if obs[:2] == [6.0, 1.0] and obs[2] in luck and following[1] == 2:
                 assert discount == 0.5, "one step, then the end of what is known"
     assert not np.isin(second.collector.envs.obs[:, 2], list(luck)).all()
+
+
+def test_short_episodes_are_all_learned_from() -> None:
+    """A limit of five steps is known: a rollout keeps every final State, and so does a memory."""
+    session = session_of("gym:ToyLimited-v0", "ppo", rollout=40, batch_size=80)
+    session._play()
+    assert session.learner.truncated.sum() == 16
+    assert int(session.learner.cut.max()) <= session.learner.cuts
+    memory = session_of("gym:ToyLimited-v0", "dqn", learning_starts=10**6).learner.memory
+    assert memory.final_slots > memory.rows // 5
+
+
+@pytest.mark.parametrize("replay", ["device", "pinned"])
+def test_a_memory_of_the_host_is_lost_and_that_is_said(replay: str) -> None:
+    def made() -> tuple[Session, list[str]]:
+        said: list[str] = []
+        settings = Settings(
+            "gym:ToyCount-v0", "dqn", num_envs=2, device="cpu", replay=replay, algo_options=SMALL["dqn"], steps=10**6
+        )
+        return Session(resolve(settings), said.append), said
+
+    first, _ = made()
+    first.iterate(60)
+    groups = {name: {k: v.clone() for k, v in group.items()} for name, group in first.tensors().items()}
+    second, said = made()
+    second.load(groups, first.counters())
+    assert second.remembered == (60 if replay == "device" else 0)
+    assert any("remembered is lost" in text for text in said) == (replay == "pinned")
+    second.iterate(60)
+    for session in (first, second):
+        session.close()
+
+
+def test_scores_below_zero_have_their_interval_the_right_way_round() -> None:
+    scores = torch.full((10,), -200.0, dtype=torch.float64)
+    yes = torch.ones(10, dtype=torch.bool)
+    found = evaluate.Evaluation(scores, scores.abs(), ~yes, yes, yes).summary()
+    assert found["score_censored_low"] < found["score_censored"] == -200 < found["score_censored_high"]
+
+
+@pytest.mark.parametrize("options", [{"stack": 2}, {}])
+def test_devices_can_be_measured(options: dict[str, Any]) -> None:
+    plan = resolve(Settings("gym:CartPole-v1", device="cpu", env_options=options))
+    assert devices.samples_per_second(plan) > 0
+
+
+def test_a_curriculum_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "phases.json"
+    file.write_text('[{"name": "a", "from": 0, "to": 1, "env": {"sticky": 0.5}}]')
+    with pytest.raises(UserError, match="cannot change while it is played"):
+        resolve(Settings("gym:CartPole-v1", device="cpu", curriculum_file=str(file)))
+
+
+def test_what_is_asked_for_and_what_is_suggested_go_together() -> None:
+    plan = resolve(Settings("gym:CartPole-v1", "ppo", device="cpu", algo_options={"rollout": 100}))
+    assert plan.num_envs * 100 % plan.algo_config.batch_size == 0
+    assert resolve(Settings("gym:CartPole-v1", "ppo", device="cpu")).algo_config.batch_size == 64
 
 
 def test_settings_follow_from_the_kind_of_environment() -> None:

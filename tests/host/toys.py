@@ -123,3 +123,14 @@ class Screen(Seen):
 
 gymnasium.register("ToyFilm-v0", Film)
 gymnasium.register("ToyScreen-v0", Screen)
+
+
+def _screen(frameskip: int = 1, channels: int = 3) -> Seen:
+    del frameskip
+    return Seen(spaces.Box(0, 255, (90, 90, channels), np.uint8), spaces.Discrete(4))
+
+
+gymnasium.register("ToyStacked-v0", lambda: _screen(channels=4))
+gymnasium.register("ToySkipping-v0", _screen, kwargs={"frameskip": 4})
+gymnasium.register("ToyNotSkipping-v0", _screen, kwargs={"frameskip": 1})
+gymnasium.register("ToyEndless-v0", lambda: Count(10**9))

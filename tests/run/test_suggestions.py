@@ -96,14 +96,17 @@ def test_processes_get_what_people_use_today(algo: Any, tier: Tier) -> None:
     machine = LEAST[tier]
     found = values(algo.suggest(machine, "process"))
     floor = (GPU_FLOOR if machine.kind == "cuda" else CPU_FLOOR)[algo.__name__.rpartition(".")[2]]
-    assert found | floor == found
+    for name, least in floor.items():
+        assert found[name] >= least, name
 
 
 @pytest.mark.parametrize("algo", [dqn, ppo], ids=["dqn", "ppo"])
-@pytest.mark.parametrize(("cores", "on_cpu", "on_gpu"), [(1, 1, 8), (4, 4, 8), (8, 8, 8), (64, 64, 64)])
-def test_processes_are_as_many_as_cores(cores: int, on_cpu: int, on_gpu: int, algo: Any) -> None:
-    assert algo.suggest(cpu(cores, 16.0), "process")["num_envs"][0] == on_cpu
-    assert algo.suggest(gpu(16.0, (7, 5), cores), "process")["num_envs"][0] == on_gpu
+@pytest.mark.parametrize("cores", [1, 4, 8, 64])
+def test_no_core_is_without_an_environment(cores: int, algo: Any) -> None:
+    for machine in (cpu(cores, 16.0), gpu(16.0, (7, 5), cores)):
+        found = algo.suggest(machine, "process")["num_envs"][0]
+        assert found >= max(8, cores)
+        assert found <= max(16, cores)
 
 
 @pytest.mark.parametrize("algo", [dqn, ppo], ids=["dqn", "ppo"])

@@ -46,7 +46,7 @@ class Config(nets.NetConfig):
     batch_size: int = 512  # transitions a gradient step
     updates: int = 1  # gradient steps an iteration (an iteration steps every environment once)
     learning_rate: float = 1e-3
-    learning_rate_end: float = 0.0  # at the end of training; in between on a straight line, 0: the same
+    learning_rate_end: float | None = None  # at the end of training, on a straight line; none: the same
     gamma: float = 0.97
     n_step: int = 3
     double: bool = True  # the online network chooses, the target network judges
@@ -89,8 +89,8 @@ class Config(nets.NetConfig):
         for name in ("learning_rate", "huber", "max_grad_norm", "munchausen_tau"):
             if not getattr(self, name) > 0:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
-        if not self.learning_rate_end >= 0:
-            raise UserError(f"dqn.learning_rate_end is {self.learning_rate_end}; expected 0 or more.")
+        if self.learning_rate_end is not None and not self.learning_rate_end >= 0:
+            raise UserError(f"dqn.learning_rate_end is {self.learning_rate_end}; expected 0 or more, or none.")
         if self.distribution not in ("none", "categorical", "quantile"):
             raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")
         if self.atoms < 2:
@@ -147,19 +147,18 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     gpu = hardware.kind == "cuda"
     if kind == "process":
         return {
-            "num_envs": (
-                max(8, hardware.cores),
-                "one for each core, and enough to share the cost of asking the network",
-            ),
-            "batch_size": (128 if gpu else 64, "environments play slowly here: small batches are learned from often"),
-            "updates": (4, "a gradient step for every two steps that are played"),
-            "learning_rate": (5e-4, "many small steps"),
-            "gamma": (0.99, "how long an episode of this environment matters is not known"),
+            "num_envs": (max(16, hardware.cores), "one for each core, and enough to see various things at once"),
+            "batch_size": (256, "environments play slowly here: each step is learned from sixteen times"),
             "hidden": ((256, 256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
+            "layer_norm": (True, "keeps values from growing beyond what was ever earned"),
+            "learning_rate": (1e-3, "few steps are played: each must teach more"),
+            "learning_rate_end": (1e-5, "what was learned is not lost again in the end"),
+            "gamma": (0.99, "how long an episode of this environment matters is not known"),
+            "n_step": (1, "what is remembered was played by other policies"),
             "replay_capacity": (50_000, "as many as are played in some minutes"),
             "learning_starts": (1_000, "a little of everything"),
             "epsilon_steps": (10_000, "as long as it takes to see what there is"),
-            "epsilon_high": (0.05, "few environments: none of them only explores"),
+            "epsilon_low": (0.02, "few environments: each of them explores"),
         }
     games, batch, hidden, capacity = {
         "cpu-few": (2_048, 512, (64, 64), 500_000),
@@ -299,7 +298,7 @@ class Learner(Hooks):
         device = runtime.device
         self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
         # Only beta and the learning rate follow the share of training done; epsilon has its own clock.
-        self.scheduled = config.prioritized or config.learning_rate_end > 0
+        self.scheduled = config.prioritized or config.learning_rate_end is not None
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.progress = torch.zeros((), device=device)  # that share
         if config.munchausen and spec.masked:
@@ -311,7 +310,7 @@ class Learner(Hooks):
         self.online = nets.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.memory = self._make_memory(rules, state)  # after all that may be refused: it may be a file
-        rate = self.rate if config.learning_rate_end else config.learning_rate
+        rate = config.learning_rate if config.learning_rate_end is None else self.rate
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
         self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
@@ -457,7 +456,7 @@ class Learner(Hooks):
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
         """Step the online network, then move the target: by tau every target_period steps, not after a skipped one."""
-        if self.config.learning_rate_end:
+        if self.config.learning_rate_end is not None:
             self.rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
         stepped = self.optimizer.step(gradients)
         self.updated += 1

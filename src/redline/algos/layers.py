@@ -226,7 +226,17 @@ class _ConvReLU(torch.autograd.Function):
         gradient = torch.where(out > 0, gradient, 0)
         stride, border = [ctx.stride] * 2, [ctx.border] * 2
         found = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [weight.shape[0]], stride, border, [1, 1], False, [0, 0], 1, [True, True, True]
+            gradient,
+            x,
+            weight,
+            [weight.shape[0]],
+            stride,
+            border,
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            list(ctx.needs_input_grad[:3]),
         )
         return *found, None, None
 
@@ -301,6 +311,8 @@ def first_weights(net: nn.Module, init: str) -> None:
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=_SMALL)
         if isinstance(module, Twins):
+            for block in module.first.weight.data.chunk(2):
+                _begin(block, init)
             for block in _blocks(module.head):
                 nn.init.normal_(block, std=_SMALL)
         if isinstance(module, Conv):

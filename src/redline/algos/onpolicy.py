@@ -37,21 +37,22 @@ class OnPolicyConfig(nets.NetConfig):
     learning_rate: float = 1e-3  # at the start of training
     learning_rate_end: float = 1e-4  # at its end; in between on a straight line
     gamma: float = 0.99
-    gamma_end: float = 0.0  # at the end of training; in between on a straight line of 1 / (1 - gamma), 0: the same
+    gamma_end: float | None = None  # at the end of training, on a straight line of 1 / (1 - gamma); none: the same
     max_grad_norm: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.expect(("rollout", "epochs"), "at least 1", lambda x: x >= 1)
         self.expect(("gamma",), "a number from 0 to 1", lambda x: 0 <= x <= 1)
-        self.expect(("gamma_end",), "a number from 0 to below 1", lambda x: 0 <= x < 1)
-        if self.gamma_end:
+        self.expect(("gamma_end",), "a number from 0 to below 1, or none", lambda x: x is None or 0 <= x < 1)
+        if self.gamma_end is not None:
             self.expect(("gamma",), "below 1 where gamma_end is set", lambda x: x < 1)
         self.expect(("learning_rate", "max_grad_norm"), "a number above 0", lambda x: x > 0)
         self.expect(("batch_size", "learning_rate_end"), "0 or more", lambda x: x >= 0)
 
 
 FIXED = (*nets.NET_FIXED, "gamma", "rollout")  # a continued run must keep these
+_UNROLLED = 128  # steps of a rollout up to which returns are compiled
 _SELDOM = 32  # steps between two truncations of a lane by the game itself that are reckoned with
 _PARTS = 8  # minibatches an epoch, where nothing else is asked for
 C = TypeVar("C", bound=OnPolicyConfig)
@@ -97,8 +98,8 @@ class OnPolicy(Hooks, ABC):
     ) -> None:
         """`state` (N, …) is an example of the game's State of all lanes."""
         self.spec = spec = rules.game.spec(rules.config)
-        if config.gamma_end and spec.afterstates:
-            raise UserError("gamma_end is set; with afterstates the discount is part of the network. Leave it at 0.")
+        if config.gamma_end is not None and spec.afterstates:
+            raise UserError("gamma_end is set; with afterstates the discount is part of the network. Leave it away.")
         self.rules, self.num_envs = rules, num_envs
         self.settings, self.net = config, net
         self.runtime, self.accumulate = runtime, accumulate
@@ -139,7 +140,7 @@ class OnPolicy(Hooks, ABC):
         self.order = torch.zeros(size, dtype=torch.int64, device=device)
         # States whose value is asked for in `update`: for every lane those in which it was cut short, up to `cuts` of them,
         # then the one it stopped in. A lane that is cut short more often learns nothing from those steps.
-        limits = [rules.time_limit] * (rules.time_limit > 0) + [_SELDOM] * spec.truncates
+        limits = [limit for limit in (rules.time_limit, spec.limit) if limit] + [_SELDOM] * spec.truncates
         self.cuts = -(-config.rollout // min(limits)) if limits else 0
         self.cut = torch.zeros(num_envs, dtype=torch.int64, device=device)  # times in this rollout
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
@@ -151,7 +152,9 @@ class OnPolicy(Hooks, ABC):
 
         totals = torch.zeros(len(self.metrics), device=device)
         self.totals, self.sums = totals, dict(zip(self.metrics, totals.unbind(), strict=True))  # since the last log
-        self._prepare, self._shuffle = runtime.compile(self.prepare), runtime.compile(self.shuffle)
+        # Returns are computed step by step: written out, a long rollout would take minutes to compile.
+        self._prepare = runtime.compile(self.prepare) if config.rollout <= _UNROLLED else self.prepare
+        self._shuffle = runtime.compile(self.shuffle)
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
 
     # ------------------------------------------------------------------------------------- what a learner must say
@@ -247,7 +250,7 @@ class OnPolicy(Hooks, ABC):
     def discount(self) -> float | Tensor:
         """Of a step, at this point of training: how far ahead it looks, 1 / (1 - gamma) steps, grows evenly."""
         start, end = self.settings.gamma, self.settings.gamma_end
-        return 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress) if end else start
+        return start if end is None else 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress)
 
     def follow_schedule(self) -> None:
         """This update's learning rate."""

@@ -48,7 +48,7 @@ FIXED = (*onpolicy.FIXED, "dueling")
 
 
 def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason: those of PPO, with a network of half the width."""
+    """Settings that follow from the hardware, each with its reason: those of PPO, for games with a narrower network."""
     found = ppo.suggest(hardware, kind)
     if kind == "process":
         return found | {

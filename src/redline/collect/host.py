@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redline.core.records import Episode, Rollout, Step
 from redline.envs.batch import Rules
-from redline.envs.host import HostEnvs, HostState
+from redline.envs.host import HostEnvs, HostState, stacked
 
 
 class HostTally:
@@ -22,7 +22,7 @@ class HostTally:
 
     def add(self, envs: HostEnvs) -> None:
         for lane in np.flatnonzero(envs.over):
-            self.ended.append((envs.score[lane], envs.length[lane], envs.earned[lane], bool(envs.truncated[lane])))
+            self.ended.append((envs.score[lane], envs.length[lane], envs.earned[lane], not envs.lost[lane]))
 
     def read(self) -> dict[str, float]:
         """Means over the episodes counted, which start again."""
@@ -77,10 +77,7 @@ class HostCollector:
     @torch.no_grad()
     def act(self) -> None:
         if self.frames > 1:
-            newest = self.state.obs.unsqueeze(1)
-            stack = torch.cat([self.stack.obs[:, 1:], newest], 1)
-            first = self.begins.view(-1, *(1,) * (stack.ndim - 1))
-            self.stack.obs.copy_(torch.where(first, newest, stack))
+            self.stack.obs.copy_(stacked(self.stack.obs, self.state.obs, self.begins))
         obs = self.rules.game.observe(self.rules.config, self.stack)
         self.action.copy_(self.learner.act(obs, None))
 
@@ -91,7 +88,7 @@ class HostCollector:
         episode = Episode(nothing, nothing, reward)  # the host keeps count
         final = self.inputs["final"]
         if self.frames > 1 and self.learner.wants_stacks:
-            final = torch.cat([self.stack.obs[:, 1:], final.unsqueeze(1)], 1)
+            final = stacked(self.stack.obs, final)
         step = Step(reward, terminated, truncated, nothing, HostState(final), episode)
         self.learner.ingest(Rollout(self.state, self.action, step))
         self.begins.copy_(terminated | truncated)

@@ -18,7 +18,7 @@ from torch import Tensor
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
 # Classes of machines: a CPU of up to 4 cores or more; a GPU below 10 GB, up to 30 GB or without bfloat16 (T4, RTX), above.
 Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
-EnvKind = Literal["tensor", "process"]  # games of tensors on the device, or each in a process of the host
+EnvKind = Literal["tensor", "process"]  # games of tensors on the device, or environments that the host must step
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Spec:
     afterstates: bool = False  # an observation is (A, F): row a describes what action a leads to, feature 0 its reward
     frames: int = 1  # an observation shows so many of the State's STACKED frames, the newest last
     truncates: bool = False  # the rules themselves may cut an episode short (Events.truncated)
+    limit: int = 0  # steps after which they do so at the latest, where that is known
 
 
 class Events(NamedTuple):

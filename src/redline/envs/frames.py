@@ -19,7 +19,8 @@ _GREY = np.array([77, 150, 29], np.uint16)  # of red, green and blue, in 256ths
 class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose every action is repeated `skip` times; of images the last, or the brighter of the last two, is seen.
 
-    With chance `sticky` the action before is taken instead. Images become grey (H, W, 1) and `size` cells wide and high.
+    With chance `sticky`, anew for each repetition, the action before is taken instead. Images become grey (H, W, 1) and `size`
+    cells wide and high; those without channels (H, W) get one.
     """
 
     def __init__(
@@ -28,6 +29,10 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.skip, self.brightest, self.grey, self.sticky = skip, brightest, grey, sticky
         seen, self.resize = env.observation_space, None
+        self.flat = isinstance(seen, spaces.Box) and seen.dtype == np.uint8 and len(seen.shape) == 2
+        if self.flat:
+            assert seen.shape is not None
+            seen = self.observation_space = spaces.Box(0, 255, (*seen.shape, 1), np.uint8)
         if brightest or grey or size:
             if not is_image(seen):
                 wanted = "frame_max" if brightest else "grey" if grey else "size"
@@ -45,24 +50,25 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         if seed is not None:
-            self.chance = np.random.default_rng(seed)
+            self.chance = np.random.default_rng([seed, 1])  # not the numbers the environment draws
         self.last = None
         return self._seen(obs, None), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         earned, before, obs = 0.0, None, None
         for _ in range(self.skip):
-            if self.sticky and self.last is not None and self.chance.random() < self.sticky:
-                action = self.last
-            self.last = action
-            before = obs
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            stuck = self.sticky and self.last is not None and self.chance.random() < self.sticky
+            self.last = self.last if stuck else action
+            before = obs.copy() if self.brightest and obs is not None else None  # it may be overwritten
+            obs, reward, terminated, truncated, info = self.env.step(self.last)
             earned += float(reward)
             if terminated or truncated:
                 break
         return self._seen(obs, before), earned, terminated, truncated, info
 
     def _seen(self, obs: Any, before: Any) -> Any:
+        if self.flat:
+            obs, before = obs[:, :, None], None if before is None else before[:, :, None]
         if self.brightest and before is not None:
             obs = np.maximum(obs, before)
         if self.grey and obs.shape[2] == 3:

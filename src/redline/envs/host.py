@@ -88,14 +88,26 @@ class HostGame:
         env = _make(self.name.removeprefix(PREFIX))
         seen, known = env.observation_space, env.spec.kwargs if env.spec else {}
         env.close()
-        if is_image(seen) and seen.shape is not None and min(seen.shape[:2]) >= _LARGE_IMAGE:
+        shape = seen.shape or ()
+        if not (is_image(seen) and min(shape[:2]) >= _LARGE_IMAGE):
+            found["dqn.replay_capacity"] = (
+                500_000,
+                "a few numbers each: how to recover is remembered beside how to stand",
+            )
+            return found
+        if shape[2] == 3:
             found["grey"] = (True, "a third of the bytes; few games are about colours")
+        if shape[2] != 4:  # four are a stack already
             found["size"] = (84, "a few bytes of each image show what matters")
             found["stack"] = (4, "movement is seen")
-            if "frameskip" not in known and "frame_skip" not in wanted:
-                found["frame_skip"] = (4, "a person decides no faster")
-                found["frame_max"] = (True, "sprites that flicker are seen")
-            found["reward_clip"] = (True, "rewards of any size are learned from with the same settings")
+        if known.get("frameskip", 1) == 1 and "frame_skip" not in wanted:
+            found["frame_skip"] = (4, "a person decides no faster")
+        if str(wanted.get("frame_skip", found.get("frame_skip", (1,))[0])) != "1":
+            found["frame_max"] = (True, "sprites that flicker are seen")
+        found["reward_clip"] = (True, "rewards of any size are learned from with the same settings")
+        for algo in ("ppo", "dqn", "pqn"):
+            found[f"{algo}.net"] = ("resnet", "images: each stage halves them, so that few weights see the whole")
+            found[f"{algo}.channels"] = ((16, 32, 32), "as in Espeholt et al. 2018")
         return found
 
     def curriculum(self, config: HostConfig) -> tuple[()]:
@@ -105,16 +117,28 @@ class HostGame:
     def init(self, config: HostConfig, key: Tensor) -> HostState:
         """States of the right shape in which nothing is seen yet: what a learner needs to know before anything is played."""
         spec = self.spec(config)
-        frame = (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
-        return HostState(torch.zeros(len(key), *frame, dtype=spec.obs_dtype, device=key.device))
+        return HostState(torch.zeros(len(key), *frame_shape(spec), dtype=spec.obs_dtype, device=key.device))
 
     def observe(self, config: HostConfig, state: HostState) -> Tensor:
-        """Planes of all frames, one behind the other."""
+        """Planes of all frames, one behind the other; of a single frame where it is not stacked."""
         one = state.obs.ndim == 1 + len(self.spec(config).obs_shape)  # frame, not a stack of them
         return state.obs if one else state.obs.flatten(1, 2)
 
     def legal(self, config: HostConfig, state: HostState) -> Tensor:
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
+
+
+def frame_shape(spec: Spec) -> tuple[int, ...]:
+    """Of one of the frames that an observation shows."""
+    return (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
+
+
+def stacked(stack: Tensor, newest: Tensor, begins: Tensor | None = None) -> Tensor:
+    """The stack (N, F, …) a frame later; where an episode `begins` (N,) bool its first frame stands for those before it."""
+    later = torch.cat([stack[:, 1:], newest.unsqueeze(1)], 1)
+    if begins is None:
+        return later
+    return torch.where(begins.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
 
 
 def is_host(game: Any) -> bool:
@@ -131,13 +155,13 @@ class HostEnvs:
     def __init__(self, game: Any, config: Any, count: int, time_limit: int = 0) -> None:
         self.game, self.config, self.time_limit = game, config, time_limit
         spec = game.spec(config)
-        frame = (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
         self.envs = [game.make(config) for _ in range(count)]
-        self.obs = np.zeros((count, *frame), _numpy_dtype(spec.obs_dtype))
+        self.obs = np.zeros((count, *frame_shape(spec)), _numpy_dtype(spec.obs_dtype))
         self.final = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
         self.terminated, self.truncated = np.zeros(count, bool), np.zeros(count, bool)
         self.over = np.zeros(count, bool)  # the game is; to a learner it may end before
+        self.lost = np.zeros(count, bool)  # and was not cut short
         self.lives = np.zeros(count, np.int64)
         # Of the game under way, with this step; where it is over, its result.
         self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
@@ -167,10 +191,11 @@ class HostEnvs:
             self.reward[lane] = learned
             if self.time_limit and self.length[lane] >= self.time_limit:
                 truncated = True
-            lives, lost = _lives(info), False
+            lives = _lives(info)
             lost = self.config.life_loss and lives < self.lives[lane]
             self.final[lane] = obs
-            self.over[lane] = over = terminated or truncated
+            over = terminated or truncated
+            self.over[lane], self.lost[lane] = over, terminated
             self.terminated[lane] = terminated or lost
             self.truncated[lane] = truncated and not self.terminated[lane]
             if over:
@@ -201,7 +226,7 @@ class _Uniform(gymnasium.Wrapper[Any, Any, Any, Any]):
         box = seen if isinstance(seen, spaces.Box) else spaces.flatten_space(seen)
         if not isinstance(box, spaces.Box):
             raise UserError(f"{_name(env)} is seen as {seen}, which has no fixed size; wrap it so that it is a Box.")
-        self.planes_last = len(box.shape) == 3 and box.dtype == np.uint8 and box.shape[2] in (1, 3, 4)
+        self.planes_last = is_image(box)
         self.dtype = np.uint8 if box.dtype == np.uint8 else np.float32
         low, high = (self.observation(x) for x in (box.low, box.high))
         self.observation_space = spaces.Box(low, high, dtype=self.dtype)
@@ -228,10 +253,9 @@ class _Uniform(gymnasium.Wrapper[Any, Any, Any, Any]):
 @functools.lru_cache(maxsize=64)
 def _spec(name: str, config: HostConfig) -> Spec:
     env = HostGame(name).make(config)
-    try:
-        seen, actions = env.observation_space, env.action_space
-    finally:
-        env.close()
+    seen, actions = env.observation_space, env.action_space
+    limit = env.spec.max_episode_steps if env.spec else None
+    env.close()
     assert isinstance(seen, spaces.Box)
     assert isinstance(actions, spaces.Discrete)
     bytes_seen = seen.dtype == np.uint8
@@ -248,6 +272,7 @@ def _spec(name: str, config: HostConfig) -> Spec:
         score_name="return",
         frames=config.stack,
         truncates=True,
+        limit=math.ceil(limit / config.frame_skip) if limit else 0,
     )
 
 
@@ -257,11 +282,11 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
         raise UserError("gym: names no environment; give its id, as in gym:CartPole-v1.")
     try:
         return gymnasium.make(name)
-    except UserError:
-        raise
-    except gymnasium.error.Error as error:  # unknown, deprecated, or something it needs is missing: it says so well
-        raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
-    except ModuleNotFoundError as error:
+    except (
+        gymnasium.error.Error,
+        ImportError,
+        ValueError,
+    ) as error:  # unknown, or what it needs is missing: it says so
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
 
 

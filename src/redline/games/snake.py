@@ -49,7 +49,7 @@ class Config:
     long_start: int = 0  # above start_length: new snakes of any length up to this, laid back and forth; 0: none
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
     # The whole board; or, with relative actions, what lies around the head, heading up; or the whole board in that way,
-    # wrapped around behind a line of wall and mirrored so that the food is never to the left.
+    # wrapped around behind a line of wall and mirrored so that on the board the food is never to the left of the head.
     view: Literal["planes", "centred", "wrapped"] = "planes"
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge

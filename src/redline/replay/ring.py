@@ -87,7 +87,8 @@ class Ring:
                 f"{self.lanes * least:,} transitions. Take more capacity or fewer environments."
             )
         # One slot more than is kept: each step's final State is written there, and stays if the episode was cut short.
-        self.final_slots = min(1 + (max(1, self.rows // 16) if finals is None else finals), _MOST_FINALS)
+        often = min([16] + [limit for limit in (rules.time_limit, spec.limit) if limit])
+        self.final_slots = min(1 + (max(1, self.rows // often) if finals is None else finals), _MOST_FINALS)
         seen, size, kept = shapes_seen(rules, state), self.rows * self.lanes, self.lanes * self.final_slots
         self._words: dict[str, Tensor] = {}  # tables of States, the finals behind them, as words
         self.tables, self.finals = (allocate or self._allocate)(size, kept, seen)
@@ -148,7 +149,7 @@ class Ring:
             self.priorities.clear()
 
     def interrupt(self) -> bool:
-        """The row written last is followed by States of other episodes: samples that reach beyond it count for nothing."""
+        """The row written last is followed by States of other episodes: it is cut short, and worth what followed then."""
         last = ((self.written - 1) % self.rows) * self.lanes + torch.arange(self.lanes, device=self.device)
         happened = self.tables["step"][last, 1]
         going_on = ended_of(happened) == 0

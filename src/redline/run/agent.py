@@ -71,5 +71,8 @@ def load_agent(run_dir: Path, device: str = "auto") -> Agent:
         raise UserError(f"There is no checkpoint in {run_dir} yet; the run has to train a little longer.")
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{config['algo']}.")
-    net = algo.policy_net(rules.game.spec(rules.config), algo_config, found.tensors["model"])
+    try:
+        net = algo.policy_net(rules.game.spec(rules.config), algo_config, found.tensors["model"])
+    except RuntimeError as error:  # torch lists every weight that is missing or of another shape
+        raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
     return Agent(run_dir, config, rules, net.to(place), place, found.step)

@@ -161,6 +161,9 @@ def resolve(settings: Settings) -> Plan:
                 )
             wanted[name] = getattr(settings, name)
     fits = wanted.get("replay_capacity") == "auto" and wanted.pop("replay_capacity") == "auto"
+    if {"gamma", "ppo.gamma", "pqn.gamma"} & {name.replace("-", "_") for name in wanted}:
+        suggested.pop("gamma_end", None)  # who asks for a discount means that one
+        reasons.pop("gamma_end", None)
     defaults = {name: value for name, (value, _) in suggested.items()}
     if settings.preset is not None:
         preset = _find_preset(algo, settings)
@@ -178,6 +181,11 @@ def resolve(settings: Settings) -> Plan:
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
+    rollout = getattr(algo_config, "rollout", None)
+    if rollout and "batch_size" not in wanted and num_envs * rollout % max(algo_config.batch_size, 1):
+        algo_config = dataclasses.replace(
+            algo_config, batch_size=0
+        )  # what was suggested does not go with what is asked for
     algo_config, follows = algo.complete(algo_config, num_envs)
     reasons |= follows
     if settings.seed >= MAX_SEED:
@@ -255,6 +263,10 @@ def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.devic
 
 def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:
     if settings.curriculum_file is not None:
+        if is_host(rules.game):
+            raise UserError(
+                f"curriculum_file is given, but options of {settings.env} cannot change while it is played."
+            )
         if settings.curriculum is False:
             raise UserError("curriculum_file is given, and no-curriculum as well; leave one of them away.")
         return Curriculum(read_phases(settings.curriculum_file), rules), "asked for"

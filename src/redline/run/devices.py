@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from redline.core.errors import UserError
 from redline.core.records import Runtime, assign, map_record
 from redline.engine import fast, hardware
-from redline.envs import batch
+from redline.envs import Rules, batch
 from redline.envs.host import is_host
 from redline.run.config import Plan, Settings, digest, resolve
 from redline.run.folder import write_json
@@ -139,17 +139,15 @@ def samples_per_second(plan: Plan) -> float:
 
         @torch.no_grad()
         def step() -> None:
-            obs = rules.game.observe(rules.config, lanes.game)
             with runtime.autocast():
-                values = net(obs, batch.legal(rules, lanes.game))
+                values = net(*_seen(rules, lanes.game))
             if not is_host(rules.game):  # the host's environments take as long whichever device learns
                 assign(lanes, batch.step(rules, lanes, values.argmax(1))[0])
 
         return step
 
     def learn(samples: int) -> Callable[[], None]:
-        state = begin(samples).game
-        obs, legal = rules.game.observe(rules.config, state), batch.legal(rules, state)
+        obs, legal = _seen(rules, begin(samples).game)
 
         def differentiate() -> None:
             with runtime.autocast():
@@ -160,6 +158,14 @@ def samples_per_second(plan: Plan) -> float:
 
     played, learned = _seconds_each(play, plan.num_envs, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
     return 1 / (played / _samples_per_step(plan) + learned)
+
+
+def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
+    """Observations and legal actions; where the host stacks frames, as many zeros."""
+    spec = rules.game.spec(rules.config)
+    if is_host(rules.game):
+        return torch.zeros(len(state[0]), *spec.obs_shape, dtype=spec.obs_dtype, device=state[0].device), None
+    return rules.game.observe(rules.config, state), batch.legal(rules, state)
 
 
 def _network(plan: Plan, runtime: Runtime) -> nn.Module:

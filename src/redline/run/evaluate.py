@@ -22,7 +22,7 @@ from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.host import HostEnvs, HostState, is_host
+from redline.envs.host import HostEnvs, HostState, is_host, stacked
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
@@ -81,8 +81,8 @@ class Evaluation:
             "score_max": float(self.scores.max()),
             "total_score": total,
             "score_censored": total / game_overs if game_overs else None,
-            "score_censored_low": total / most,
-            "score_censored_high": total / fewest if fewest else None,
+            "score_censored_low": total / most if total >= 0 else total / fewest if fewest else None,
+            "score_censored_high": total / most if total < 0 else total / fewest if fewest else None,
             "length_mean": float(self.lengths.mean()),
             "win_rate": wins / count,
             "win_rate_low": won.low,
@@ -216,11 +216,12 @@ def _evaluate_host(
     max_steps: int,
     slot_steps: int,
 ) -> Evaluation:
-    """The same with environments of the host."""
+    """The same with environments of the host. `slot_steps` bounds each game: it is cut there and the next one begins."""
     slots = min(episodes, _HOST_SLOTS)
     quota = episodes // slots + (np.arange(slots) < episodes % slots)
-    limit = math.ceil(max_steps / slots) if max_steps else slot_steps * int(quota.max())  # steps a slot, 0: none
-    envs = HostEnvs(rules.game, rules.config, slots, rules.time_limit)
+    limit = math.ceil(max_steps / slots) if max_steps else 0  # steps a slot, 0: none
+    longest = min((x for x in (rules.time_limit, slot_steps) if x), default=0)
+    envs = HostEnvs(rules.game, rules.config, slots, longest)
     found: list[list[tuple[float, float, bool, bool]]] = [
         [] for _ in range(slots)
     ]  # score, length, game over, finished
@@ -230,20 +231,19 @@ def _evaluate_host(
         frames, begins = rules.game.spec(rules.config).frames, torch.ones(slots, dtype=torch.bool)
         stack = torch.from_numpy(envs.obs).unsqueeze(1).repeat_interleave(frames, 1)
         while busy.any() and (not limit or steps < limit):
-            seen = torch.from_numpy(envs.obs).unsqueeze(1)
-            first = begins.view(-1, *(1,) * (seen.ndim - 1))
-            stack = torch.where(first, seen, torch.cat([stack[:, 1:], seen], 1))
+            stack = stacked(stack, torch.from_numpy(envs.obs), begins)
             obs = rules.game.observe(rules.config, HostState(stack if frames > 1 else stack[:, 0]))
             envs.step(policy(obs, None).cpu().numpy(), busy)
             steps += 1
             ended = envs.over & busy
             begins = torch.from_numpy(envs.terminated | envs.truncated)
             for slot in np.flatnonzero(ended):
-                found[slot].append((envs.score[slot], envs.length[slot], not envs.truncated[slot], True))
+                cut = slot_steps and not envs.lost[slot] and envs.length[slot] == slot_steps
+                found[slot].append((envs.score[slot], envs.length[slot], envs.lost[slot], not cut))
             played += ended
             if not max_steps:
                 busy &= played < quota
-            if max_steps and steps % _LOOK_EVERY == 0:
+            if max_steps and (steps % _LOOK_EVERY == 0 or steps == limit):
                 progress(min(steps * slots, max_steps))
             elif not max_steps and ended.any():
                 progress(int(played.sum()))

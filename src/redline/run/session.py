@@ -21,7 +21,7 @@ from redline.run.config import Plan, state_bytes
 
 
 class Session:
-    """Everything that trains, on its device. `iterate` is the hot loop: it never waits for the device."""
+    """Everything that trains, on its device. `iterate` is the hot loop: with games of tensors it never waits."""
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
@@ -179,7 +179,9 @@ class Session:
         self.remembered = 0 if forgotten else counters["remembered"]
         if isinstance(self.collector, HostCollector):
             self.collector.begin_again(self.plan.settings.seed, self.iterations)
-            self.remembered = self.remembered if self.learner.interrupted() else 0
+            if not self.learner.interrupted():
+                self.remembered = 0
+                self.notify("What this run remembered is lost: only a memory on the device outlives new episodes.")
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)
 

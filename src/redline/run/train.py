@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -123,7 +124,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
             tensors,
             state,
             score=record.get("score"),
-            resume_level="L3" if tensors.keys() == everything.keys() else "L1",
+            resume_level=_resume_level(session, tensors.keys() == everything.keys()),
             background=background,
         )
 
@@ -215,6 +216,11 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
     return Run(plan.run_dir, result)
 
 
+def _resume_level(session: Session, whole: bool) -> str:
+    """How much of a run its checkpoint brings back: all of it, all but the environments of the host, or the learner."""
+    return "L1" if not whole else "L2" if session.host else "L3"
+
+
 def _agent(plan: Plan, session: Session) -> Policy:
     """The greedy policy as `redline eval` will load it: in float32, whatever training ran in."""
     spec = plan.rules.game.spec(plan.rules.config)
@@ -282,7 +288,9 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
     differs = [
         f"{key} was {before.get(key)!r}, now {value!r}" for key, value in now.items() if before.get(key) != value
     ]
-    was, is_now = before["algo_options"], plan.describe()["algo_options"]
+    # An option the run did not know had, as far as it matters, its default.
+    defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
+    was, is_now = _plain(defaults) | before["algo_options"], plan.describe()["algo_options"]
     fixed = plan.algo.FIXED
     changed = {k: (was.get(k), v) for k, v in _plain(is_now).items() if was.get(k) != v}
     differs += [f"{plan.settings.algo}.{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items() if k in fixed]
