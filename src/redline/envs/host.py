@@ -90,10 +90,6 @@ class HostGame:
         env.close()
         shape = seen.shape or ()
         if not (is_image(seen) and min(shape[:2]) >= _LARGE_IMAGE):
-            found["dqn.replay_capacity"] = (
-                500_000,
-                "a few numbers each: how to recover is remembered beside how to stand",
-            )
             return found
         if shape[2] == 3:
             found["grey"] = (True, "a third of the bytes; few games are about colours")
