@@ -92,7 +92,14 @@ def filling(lane: int, game: Any, rng: random.Random) -> int:
 
 
 # Rewards are binary fractions: the sums are the same in float32 and in Python's float64.
-SHAPED = {"reward_closer": 0.25, "reward_step": -0.125, "reward_win": 8.0, "reward_death": -3.0, "reward_food": 2.5}
+SHAPED = {
+    "reward_closer": 0.25,
+    "reward_step": -0.125,
+    "reward_starve": -1.5,
+    "reward_win": 8.0,
+    "reward_death": -3.0,
+    "reward_food": 2.5,
+}
 SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, policy, lanes, steps, episodes at least
     "10x10 blind": ({}, blind, 384, 50, 500),
     "10x10 greedy": ({}, greedy, 24, 280, 20),
@@ -109,6 +116,7 @@ SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, pol
     "16x16": ({"width": 16, "height": 16, "start_length": 16, "start": "random"}, mostly_greedy, 48, 40, 10),
     "length 1": ({"width": 6, "height": 6, "start": "random", "start_length": 1}, mostly_greedy, 128, 50, 100),
     "starving": ({"width": 5, "height": 5, "starvation": 3}, mostly_greedy, 128, 50, 500),
+    "starving and shaped": ({"width": 5, "height": 5, "starvation": 3, **SHAPED}, mostly_greedy, 128, 50, 500),
     "shaped": ({"width": 5, "height": 6, "start": "random", **SHAPED}, mostly_greedy, 128, 60, 200),
     "long start": ({"long_start": 98}, mostly_greedy, 64, 40, 20),
     "long start 6x5 centred": (

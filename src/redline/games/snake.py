@@ -32,7 +32,7 @@ PALETTE = (  # what `cells` numbers: name and colour
 )
 
 # Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
-LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_step", "reward_closer")
+LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
 
 _SMALL = 7  # columns and rows of a board that a CPU learns whole
 _PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
@@ -57,6 +57,7 @@ class Config:
     reward_food: float = 1.0
     reward_death: float = -1.0
     reward_win: float = 5.0  # on top of the last food
+    reward_starve: float = 0.0  # when the game is cut short for want of food
     reward_step: float = 0.0  # every move
     reward_closer: float = 0.0  # shaping: for a move that shortens the distance to the food; taken away when it grows
 
@@ -148,6 +149,7 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
     if view != "wrapped":
         return found
     found["view"] = (view, "the whole board, seen from the head: the last foods are won by planning around the body")
+    found["reward_starve"] = (-2.0, "the longer it looks ahead, the less going round in circles costs by itself")
     found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
     found["ppo.gamma_end"] = (0.999, "in the end a few moves saved are not worth a risk")
     if not gpu:
@@ -308,11 +310,14 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     new_food = _new_food(config, free, state.key, length)
     hunger = torch.where(ate, 0, state.hunger.to(torch.int32) + 1)
 
+    terminated = died | won
+    starved = ~terminated & (hunger >= config.patience)
     reward = (
         config.reward_step
         + config.reward_food * ate.to(torch.float32)
         + config.reward_win * won.to(torch.float32)
         + config.reward_death * died.to(torch.float32)
+        + config.reward_starve * starved.to(torch.float32)
     )
     closer: Any = config.reward_closer
     if isinstance(closer, Tensor) or closer:
@@ -330,8 +335,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
         hunger=hunger.to(torch.int16),
         key=state.key,
     )
-    terminated = died | won
-    events = Events(score=ate.to(torch.int32), won=won, truncated=~terminated & (hunger >= config.patience))
+    events = Events(score=ate.to(torch.int32), won=won, truncated=starved)
     return new_state, reward, terminated, events
 
 

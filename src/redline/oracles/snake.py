@@ -104,7 +104,8 @@ class Oracle:
         self.body.insert(0, new)
         if not ate:
             self.body.pop()
-            return reward, False, self.hunger >= config.patience, 0, False
+            starved = self.hunger >= config.patience
+            return reward + config.reward_starve * starved, False, starved, 0, False
         self.food = self._new_food()
         won = self.food is None
         return reward + config.reward_food + config.reward_win * won, won, False, 1, won
