@@ -215,8 +215,9 @@ class Device:
         (self.recorded if self.capturing else self.done).append(name)
 
     @contextlib.contextmanager
-    def graph(self, graph: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, graph: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
+        assert stream is self.side, "warmed up elsewhere"
         if self.fails == "entering":
             raise RuntimeError("no memory for a graph")
         self.capturing, self.current = True, self.side
@@ -240,7 +241,8 @@ class Device:
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Captured)
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: self.side)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.side)  # noqa: ARG005
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: id(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))
         monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())

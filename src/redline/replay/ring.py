@@ -87,7 +87,7 @@ class Ring:
                 f"{self.lanes * least:,} transitions. Take more capacity or fewer environments."
             )
         # One slot more than is kept: each step's final State is written there, and stays if the episode was cut short.
-        often = min([16] + [limit for limit in (rules.time_limit, spec.limit) if limit])
+        often = min(spec.limit or 16, 16)
         self.final_slots = min(1 + (max(1, self.rows // often) if finals is None else finals), _MOST_FINALS)
         seen, size, kept = shapes_seen(rules, state), self.rows * self.lanes, self.lanes * self.final_slots
         self._words: dict[str, Tensor] = {}  # tables of States, the finals behind them, as words
