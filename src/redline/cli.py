@@ -203,6 +203,7 @@ def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
 
 def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
     """What came of a training run, and the commands to go on with it."""
+    from redline.envs.host import PREFIX
     from redline.run.progress import duration, quantity
 
     run_dir, env = result["run"], result["env"]
@@ -215,7 +216,7 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
         f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
-    host = env.startswith("gym:")  # not shown by watch; whether a game was won it does not say
+    host = env.startswith(PREFIX)  # not shown by watch; whether a game was won it does not say
     if "score_mean" in result:
         won = "" if host else f", won {100 * result['win_rate']:.1f} %"
         lines.append(

@@ -235,6 +235,7 @@ def test_settings_follow_from_the_kind_of_environment() -> None:
     assert not plan.compile
     assert plan.num_envs >= 8
     assert str(plan.run_dir) == "runs/gym-CartPole-v1-ppo"
+    assert str(resolve(Settings("gym:toys:ToyCount-v0", device="cpu")).run_dir) == "runs/gym-toys-ToyCount-v0-ppo"
     assert plan.algo_config.rollout == 256
     assert resolve(Settings("gym:CartPole-v1", "dqn", device="cpu")).algo_config.gamma == 0.99
     assert resolve(Settings("gym:CartPole-v1", device="cpu", compile=True)).compile

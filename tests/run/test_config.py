@@ -56,6 +56,13 @@ def test_automatic_settings_come_with_reasons() -> None:
 def test_a_small_board_is_learned_whole() -> None:
     small = resolve(Settings("snake", device="cpu", env_options={"width": "6", "height": 6}))
     assert (small.rules.config.sight, small.algo_config.hidden, small.algo_config.gamma) == (0, (128, 128), 0.995)
+    assert (small.algo_config.gamma_end, small.rules.config.view) == (0.999, "wrapped")
+    asked = resolve(
+        Settings("snake", device="cpu", env_options={"width": 6, "height": 6}, algo_options={"gamma": "0.9"})
+    )
+    assert (asked.algo_config.gamma, asked.algo_config.gamma_end) == (0.9, None), (
+        "who asks for a discount means that one"
+    )
     large = resolve(Settings("snake", device="cpu", env_options={"width": 6, "height": 8}))
     assert large.rules.config.sight == 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -152,7 +153,7 @@ def resolve(settings: Settings) -> Plan:
     for name, (_, why) in suggested.items():
         reasons[name] = why
     wanted: dict[str, Any] = dict(settings.algo_options)
-    run_dir = Path(settings.run_dir or f"runs/{settings.env}-{settings.algo}".replace(":", "-"))
+    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
     for name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized"):
         if getattr(settings, name) is not None:
             if name not in {field.name for field in dataclasses.fields(algo.Config)}:
@@ -161,7 +162,7 @@ def resolve(settings: Settings) -> Plan:
                 )
             wanted[name] = getattr(settings, name)
     fits = wanted.get("replay_capacity") == "auto" and wanted.pop("replay_capacity") == "auto"
-    if {"gamma", "ppo.gamma", "pqn.gamma"} & {name.replace("-", "_") for name in wanted}:
+    if "gamma" in wanted:
         suggested.pop("gamma_end", None)  # who asks for a discount means that one
         reasons.pop("gamma_end", None)
     defaults = {name: value for name, (value, _) in suggested.items()}
@@ -183,9 +184,8 @@ def resolve(settings: Settings) -> Plan:
             raise UserError(f"{name} is {value}; expected at least {least}.")
     rollout = getattr(algo_config, "rollout", None)
     if rollout and "batch_size" not in wanted and num_envs * rollout % max(algo_config.batch_size, 1):
-        algo_config = dataclasses.replace(
-            algo_config, batch_size=0
-        )  # what was suggested does not go with what is asked for
+        # What was suggested does not go with what is asked for.
+        algo_config = dataclasses.replace(algo_config, batch_size=0)
     algo_config, follows = algo.complete(algo_config, num_envs)
     reasons |= follows
     if settings.seed >= MAX_SEED:

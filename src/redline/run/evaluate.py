@@ -222,9 +222,8 @@ def _evaluate_host(
     limit = math.ceil(max_steps / slots) if max_steps else 0  # steps a slot, 0: none
     longest = min((x for x in (rules.time_limit, slot_steps) if x), default=0)
     envs = HostEnvs(rules.game, rules.config, slots, longest)
-    found: list[list[tuple[float, float, bool, bool]]] = [
-        [] for _ in range(slots)
-    ]  # score, length, game over, finished
+    # Of each slot its games: score, length, whether it was over, whether it was finished.
+    found: list[list[tuple[float, float, bool, bool]]] = [[] for _ in range(slots)]
     played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
     try:
         envs.reset(HELD_OUT + seed)
@@ -253,7 +252,7 @@ def _evaluate_host(
     finally:
         envs.close()
     score, length, over, finished = np.array([game for games in found for game in games], dtype=np.float64).T
-    stopped_by = "max_steps" if max_steps or busy.any() else "episodes"
+    stopped_by = "max_steps" if max_steps else "episodes"
     scores, lengths, game_over, ended_all = (torch.from_numpy(x) for x in (score, length, over > 0, finished > 0))
     wins = torch.zeros_like(game_over)  # no environment says that it was won
     return Evaluation(scores, lengths, wins, game_over, ended_all, stopped_by)
