@@ -27,7 +27,7 @@ from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten, linear
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import Batch, EnvKind, Hardware, Rollout, Runtime, Spec
+from redline.core.records import Batch, EnvKind, Hardware, Rollout, Runtime, Spec, Turn
 from redline.envs.batch import Rules
 from redline.replay.courier import Storage
 from redline.replay.disk import OnDisk
@@ -275,6 +275,29 @@ def munchausen(config: Config, batch: Batch, values: Tensor, next_values: Tensor
     return policy, reward + going_on(batch) * tau * entropy
 
 
+OUTPUTS: tuple[str, ...] = ()  # what is said of each action besides it
+
+
+@torch.no_grad()
+def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon, all with one noise; and OUTPUTS."""
+    rate = epsilon(config, turn.acted * turn.lanes, turn.lane, turn.lanes)
+    key = random.fold(turn.key, 2 * turn.acted)
+    explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
+    draw = random.bits(key, 2 * turn.lane + 1)
+    if config.noisy:
+        layers.draw_noise(net, random.fold(key, -1))
+    values: Tensor = net(turn.obs, turn.legal)
+    anything = random.below(draw, values.shape[1]) if turn.legal is None else select.draw(turn.legal, draw)
+    return torch.where(explore, anything, values.argmax(1)), ()
+
+
+def behaviour_net(spec: Spec, config: Config) -> nets.ValueNet:
+    """What plays: `behave` is asked with it."""
+    sigma = config.noisy_sigma if config.noisy else None
+    return nets.build(spec, config, 0, config.gamma, config.dueling, config.kind, sigma)
+
+
 class Learner(Hooks):
     """Four verbs: act, ingest, update, state_dict."""
 
@@ -368,25 +391,32 @@ class Learner(Hooks):
         """Let go of the memory."""
         self.memory.close()
 
-    def policy(self, obs: Tensor, legal: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Greedy actions (N,) int64. legal (N, A) bool, None: all are. noise () int32: the key of a noisy network's."""
+    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Greedy actions (N,) int64, without noise. legal (N, A) bool, None: all are."""
         if self.config.noisy:
-            layers.draw_noise(self.online, noise)
+            layers.draw_noise(self.online, None)
         with torch.no_grad(), self.runtime.autocast():
             values: Tensor = self.online(obs, legal)
         return values.argmax(1)
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy: epsilon-greedy, each lane with its own epsilon, all with one noise."""
+        """Actions (N,) int64 of the behaviour policy for all lanes."""
         lane = torch.arange(self.num_envs, device=obs.device)
-        rate = epsilon(self.config, self.acted * self.num_envs, lane, self.num_envs)
-        key = random.fold(self.key, 2 * self.acted)
-        explore = random.uniform(random.bits(key, 2 * lane)) < rate
-        draw = random.bits(key, 2 * lane + 1)
-        anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
+        turn = Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.progress)
+        with self.runtime.autocast():
+            action, outputs = behave(self.config, self.online, turn)
+        self.remember(obs, legal, action, outputs)
+        return action
+
+    @property
+    def plays(self) -> nn.Module:
+        """The network whose weights the behaviour policy has."""
+        return self.online
+
+    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
+        """Count a turn of all lanes; what it was played from is remembered with what came of it."""
+        del obs, legal, action, outputs
         self.acted += 1
-        noise = random.fold(key, -1) if self.config.noisy else None
-        return torch.where(explore, anything, self.policy(obs, legal, noise))
 
     def ingest(self, rollout: Rollout) -> None:
         """Remember one step of all lanes."""

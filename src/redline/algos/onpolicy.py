@@ -23,7 +23,7 @@ from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, linear
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Rollout, Runtime, Spec, map_record
+from redline.core.records import Rollout, Runtime, Spec, Turn, map_record
 from redline.envs.batch import Rules
 
 
@@ -179,7 +179,23 @@ class OnPolicy(Hooks, ABC):
         if self.player is not self.net:
             torch._foreach_copy_(list(self.player.parameters()), list(self.net.parameters()))
 
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, value: Tensor) -> Tensor:
+    @abstractmethod
+    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Actions (N,) int64 of the behaviour policy, and what it says of them: the state's value first, (N,) each."""
+
+    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Actions (N,) int64 of the behaviour policy for all lanes; what they were chosen from is remembered."""
+        lane = torch.arange(self.num_envs, device=obs.device)
+        action, outputs = self.behave(Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.progress))
+        self.remember(obs, legal, action, outputs)
+        return action
+
+    @property
+    def plays(self) -> nn.Module:
+        """The network whose weights the behaviour policy has."""
+        return self.net
+
+    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
         slot: Tensor = self.row * self.num_envs + torch.arange(self.num_envs, device=obs.device)
         self.obs.index_copy_(0, slot, obs)
@@ -187,7 +203,7 @@ class OnPolicy(Hooks, ABC):
             assert legal is not None
             self.legal.index_copy_(0, slot, legal)
         self.action.index_copy_(0, slot, action)
-        self.value.index_copy_(0, slot, value)
+        self.value.index_copy_(0, slot, outputs[0])
         self.acted += 1
         return slot
 

@@ -19,10 +19,21 @@ from redline.algos import nets, onpolicy
 from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
 from redline.algos.optim import flatten, linear
 from redline.core import random
-from redline.core.records import EnvKind, Hardware, Runtime, Spec
+from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
 from redline.envs.batch import Rules, legal
 
-__all__ = ["FIXED", "Config", "Learner", "complete", "memory_bytes", "policy_net", "suggest"]
+__all__ = [
+    "FIXED",
+    "OUTPUTS",
+    "Config",
+    "Learner",
+    "behave",
+    "behaviour_net",
+    "complete",
+    "memory_bytes",
+    "policy_net",
+    "suggest",
+]
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,26 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: float)
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
 
 
+OUTPUTS = ("value", "logp")  # what is said of each action besides it: the state's value, its log-probability
+
+
+@torch.no_grad()
+def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions (N,) int64 drawn from the policy, and OUTPUTS, (N,) float32 each."""
+    del config
+    logits, value = net(turn.obs, turn.legal)
+    actions = logits.shape[1]
+    number = turn.lane.unsqueeze(1) * actions + torch.arange(actions, device=logits.device)
+    noise = gumbel(random.bits(random.fold(turn.key, 2 * turn.acted), number))
+    action: Tensor = (logits + noise).argmax(1)
+    return action, (value, nets.gather(logits.log_softmax(1), action))
+
+
+def behaviour_net(spec: Spec, config: Config) -> nets.ActorCritic:
+    """What plays: `behave` is asked with it."""
+    return nets.build_actor_critic(spec, config, 0, config.gamma, config.separate)
+
+
 class Learner(OnPolicy):
     """Four verbs: act, ingest, update, state_dict."""
 
@@ -147,17 +178,15 @@ class Learner(OnPolicy):
             logits: Tensor = net(obs, legal)[0]
         return logits.argmax(1)
 
-    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 drawn from the policy; what they were drawn from is remembered."""
-        with torch.no_grad(), self.runtime.autocast():
-            logits, value = self.player(obs, legal)
-        lane = torch.arange(self.num_envs, device=obs.device)
-        number = lane.unsqueeze(1) * self.spec.num_actions + torch.arange(self.spec.num_actions, device=obs.device)
-        noise = gumbel(random.bits(random.fold(self.key, 2 * self.acted), number))
-        action: Tensor = (logits + noise).argmax(1)
-        slot = self.remember(obs, legal, action, value)
-        self.logp.index_copy_(0, slot, nets.gather(logits.log_softmax(1), action))
-        return action
+    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with self.runtime.autocast():
+            return behave(self.config, self.player, turn)
+
+    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
+        """Write what a row was played from; returns where it lies, (N,) int64."""
+        slot = super().remember(obs, legal, action, outputs)
+        self.logp.index_copy_(0, slot, outputs[1])
+        return slot
 
     @torch.no_grad()
     def value_of(self, state: Any) -> Tensor:
@@ -233,7 +262,7 @@ class Policy(nn.Module):
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> logits (N, A)."""
-    net = nets.build_actor_critic(spec, config, 0, config.gamma, config.separate)
+    net = behaviour_net(spec, config)
     averages = {k.removeprefix(_AVERAGE): v for k, v in model.items() if k.startswith(_AVERAGE)}
     net.load_state_dict(averages or model)
     return Policy(net).eval()

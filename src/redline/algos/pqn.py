@@ -17,10 +17,21 @@ from redline.algos import nets, onpolicy, ppo
 from redline.algos.explore import ladder
 from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
 from redline.core import random, select
-from redline.core.records import EnvKind, Hardware, Runtime, Spec
+from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
 from redline.envs.batch import Rules, legal
 
-__all__ = ["FIXED", "Config", "Learner", "complete", "memory_bytes", "policy_net", "suggest"]
+__all__ = [
+    "FIXED",
+    "OUTPUTS",
+    "Config",
+    "Learner",
+    "behave",
+    "behaviour_net",
+    "complete",
+    "memory_bytes",
+    "policy_net",
+    "suggest",
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,27 @@ def epsilon(config: Config, progress: Tensor, lanes: Tensor, num_envs: int) -> T
     return ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, lanes, num_envs)
 
 
+OUTPUTS = ("value", "chosen")  # what is said of each action besides it: the value of the best, and its own
+
+
+@torch.no_grad()
+def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions (N,) int64, epsilon-greedy, each lane with its own epsilon; and OUTPUTS, (N,) float32 each."""
+    values: Tensor = net(turn.obs, turn.legal)
+    key = random.fold(turn.key, 2 * turn.acted)
+    rate = epsilon(config, turn.progress, turn.lane, turn.lanes)
+    explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
+    draw = random.bits(key, 2 * turn.lane + 1)
+    anything = random.below(draw, values.shape[1]) if turn.legal is None else select.draw(turn.legal, draw)
+    action = torch.where(explore, anything, values.argmax(1))
+    return action, (_best(values, turn.legal), nets.gather(values, action))
+
+
+def behaviour_net(spec: Spec, config: Config) -> nets.ValueNet:
+    """What plays: `behave` is asked with it."""
+    return nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
+
+
 class Learner(OnPolicy):
     """Four verbs: act, ingest, update, state_dict."""
 
@@ -121,18 +153,15 @@ class Learner(OnPolicy):
             values: Tensor = self.net(obs, legal)
         return values.argmax(1)
 
-    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon. What they are worth is remembered."""
-        lane = torch.arange(self.num_envs, device=obs.device)
-        key = random.fold(self.key, 2 * self.acted)
-        explore = random.uniform(random.bits(key, 2 * lane)) < epsilon(self.config, self.progress, lane, self.num_envs)
-        draw = random.bits(key, 2 * lane + 1)
-        anything = random.below(draw, self.spec.num_actions) if legal is None else select.draw(legal, draw)
-        values = self.values(obs, legal)
-        action = torch.where(explore, anything, values.argmax(1))
-        slot = self.remember(obs, legal, action, _best(values, legal))
-        self.neutral.index_copy_(0, slot, nets.gather(values, action))
-        return action
+    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with self.runtime.autocast():
+            return behave(self.config, self.player, turn)
+
+    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
+        """Write what a row was played from; returns where it lies, (N,) int64."""
+        slot = super().remember(obs, legal, action, outputs)
+        self.neutral.index_copy_(0, slot, outputs[1])
+        return slot
 
     @torch.no_grad()
     def value_of(self, state: Any) -> Tensor:
@@ -170,6 +199,6 @@ def _best(values: Tensor, legal: Tensor | None) -> Tensor:
 
 def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
-    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
+    net = behaviour_net(spec, config)
     net.load_state_dict(model)
     return net.eval()

@@ -79,6 +79,18 @@ class Batch(NamedTuple):
     place: Tensor | None = None  # int64: which transition of a memory with priorities this is
 
 
+class Turn(NamedTuple):
+    """What a behaviour policy is asked: some of the lanes, to be moved."""
+
+    obs: Tensor  # (N, …)
+    legal: Tensor | None  # (N, A) bool; None: all actions are
+    key: Tensor  # () int32: root of the policy's random streams
+    lane: Tensor  # (N,) int64: their numbers among all
+    lanes: int  # of all
+    acted: Tensor  # () int64: turns every lane has had before
+    progress: Tensor  # () float32: share of training done
+
+
 class Rollout(NamedTuple):
     """What a collector hands to a learner: one step of all lanes. Each (N, …)."""
 
