@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from redline.collect import retry
 from redline.core.records import Rollout, Step, assign, leaves, map_record
 from redline.envs import batch
 from redline.envs.batch import Rules
@@ -70,9 +71,14 @@ class Tally(NamedTuple):
 class Collector:
     """N lanes in static buffers, and the policy that plays them."""
 
-    def __init__(self, rules: Rules, learner: Any, lanes: batch.Lanes) -> None:
+    def __init__(
+        self, rules: Rules, learner: Any, lanes: batch.Lanes, again: float = 0.0, again_steps: int = 32
+    ) -> None:
+        """The share `again` of lost games is played again from some moves before the loss, see `retry`."""
         self.rules, self.learner = rules, learner
         self.lanes = map_record(torch.clone, lanes)
+        self.again, self.again_steps = again, again_steps
+        self.moments = retry.keep(lanes) if again else None
         self.tally = Tally.zero(len(lanes.key), lanes.key.device)
 
     @torch.no_grad()
@@ -84,10 +90,14 @@ class Collector:
         lanes, step = batch.step(self.rules, self.lanes, action)
         self.learner.ingest(Rollout(state, action, step))
         self.tally.add(step)
+        if self.moments is not None:
+            lanes, moments = retry.go_back(lanes, self.moments, step, self.again, self.again_steps)
+            assign(self.moments, moments)
         assign(self.lanes, lanes)
 
     def close(self) -> None:
         """There is nothing to let go of."""
 
     def tensors(self) -> dict[str, Tensor]:
-        return leaves(self.lanes)
+        kept = {} if self.moments is None else leaves(self.moments, "moments.")
+        return leaves(self.lanes) | kept

@@ -61,6 +61,8 @@ class Settings:
     save_replay: bool = True  # the replay memory goes into the checkpoints
     eval_episodes: int = 256  # greedy games played at the end, 0: none
     tensorboard: bool = False  # write TensorBoard files into the run folder
+    retry: float | None = None  # share of lost games played again from some moves before the loss
+    retry_steps: int = 32  # moves before it at least, twice as many at most
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
@@ -82,6 +84,7 @@ class Plan:
     compile: bool
     graph: bool
     minutes: float | None
+    retry: float
     run_dir: Path
     curriculum: Curriculum | None
     reasons: dict[str, str]  # setting -> why it was chosen
@@ -91,7 +94,7 @@ class Plan:
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
-        decided |= {"curriculum": self.curriculum is not None}
+        decided |= {"curriculum": self.curriculum is not None, "retry": self.retry}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         return (
             settings
@@ -140,6 +143,11 @@ def resolve(settings: Settings) -> Plan:
             algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which no other has"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
+    retry, reasons["retry"] = for_game.pop("retry", (0.0, "every game begins anew"))
+    if is_host(game) and settings.retry:
+        raise UserError(f"retry is {settings.retry}, but {settings.env} cannot go back; leave it away.")
+    if settings.retry is not None:
+        retry, reasons["retry"] = settings.retry, "asked for"
     for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
     reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
     defaults = {name: value for name, (value, _) in for_env.items()}
@@ -178,7 +186,7 @@ def resolve(settings: Settings) -> Plan:
         algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
     if settings.num_envs is not None:
         num_envs, reasons["num_envs"] = settings.num_envs, "asked for"
-    for name, least in (("num_envs", 1), ("accumulate", 1), ("eval_episodes", 0), ("seed", 0)):
+    for name, least in (("num_envs", 1), ("accumulate", 1), ("eval_episodes", 0), ("seed", 0), ("retry_steps", 1)):
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
@@ -196,6 +204,8 @@ def resolve(settings: Settings) -> Plan:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; expected a number above 0.")
+    if not 0 <= retry < 1:
+        raise UserError(f"retry is {retry}; expected a number from 0 to below 1.")
     if settings.checkpoint_minutes <= 0:
         raise UserError(f"checkpoint_minutes is {settings.checkpoint_minutes}; expected a number above 0.")
 
@@ -216,6 +226,7 @@ def resolve(settings: Settings) -> Plan:
         compile=compiles,
         graph=graphs,
         minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
+        retry=retry,
         run_dir=run_dir,
         curriculum=curriculum,
         reasons=reasons,

@@ -45,7 +45,7 @@ class Session:
             envs.reset(seed)
             self.collector = HostCollector(rules, self.learner, envs, plan.device, self._fast)
         else:
-            self.collector = Collector(rules, self.learner, lanes)
+            self.collector = Collector(rules, self.learner, lanes, plan.retry, plan.settings.retry_steps)
         self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
