@@ -1,4 +1,4 @@
-"""Lost games go on from some moves before the loss, as they were then; all others begin anew."""
+"""Practice begins at moments before losses, is cut short and is not counted; all other games are whole."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ LANES, STEPS = 64, 4
 
 
 class Wanderer:
-    """Moves at random, by lane and step."""
+    """Moves at random."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -31,71 +31,95 @@ class Wanderer:
         self.rollouts.append(rollout)
 
 
-def played(again: float, steps: int = 200) -> tuple[list, Collector, list]:
-    rules = make_rules("snake", {"width": 6, "height": 6, "starvation": 20})
-    collector = Collector(rules, Wanderer(), batch.reset(rules, lane_keys(0, torch.arange(LANES))), again, STEPS)
-    before = []
-    for _ in range(steps):
-        before.append({k: v.clone() for k, v in leaves(collector.lanes).items()})
-        collector.step()
-    before.append({k: v.clone() for k, v in leaves(collector.lanes).items()})
-    return before, collector, collector.learner.rollouts
+class Played:
+    """What lanes went through: `stood[t]` before step t, `left[t]` steps of practice then."""
+
+    def __init__(self, again: float, steps: int = 200) -> None:
+        rules = make_rules("snake", {"width": 6, "height": 6, "starvation": 20})
+        lanes = batch.reset(rules, lane_keys(0, torch.arange(LANES)))
+        self.collector = Collector(rules, Wanderer(), lanes, again, STEPS)
+        self.stood, self.left = [], []
+        for _ in range(steps):
+            self._note()
+            self.collector.step()
+        self._note()
+        self.rollouts = self.collector.learner.rollouts
+
+    def _note(self) -> None:
+        self.stood.append({k: v.clone() for k, v in leaves(self.collector.lanes).items()})
+        moments = self.collector.moments
+        self.left.append(torch.zeros(LANES) if moments is None else moments.left.clone())
+
+    def same(self, a: int, b: int, lane: int) -> bool:
+        fields = [k for k in self.stood[0] if k.startswith(("game.", "episode."))]
+        return all(torch.equal(self.stood[a][k][lane], self.stood[b][k][lane]) for k in fields)
 
 
-def same(a: dict, b: dict, lane: int) -> bool:
-    return all(torch.equal(a[k][lane], b[k][lane]) for k in a if k.startswith(("game.", "episode.")))
+@pytest.fixture(scope="module")
+def practised() -> Played:
+    return Played(again=0.999999)
 
 
-def test_every_lost_game_goes_on_from_a_moment_of_its_own_past():
-    before, _, rollouts = played(again=0.999999)
-    distances = []
-    for t, rollout in enumerate(rollouts):
-        lost = rollout.step.terminated & ~rollout.step.won
-        for lane in torch.nonzero(lost).flatten().tolist():
-            now = before[t + 1]
-            past = [t - back for back in range(t + 1) if same(before[t - back], now, lane)]
-            assert past, "a lane stands where it never stood"
-            distances.append(t + 1 - past[0])
-    assert len(distances) > 100
-    assert min(distances) <= 2 * STEPS  # lost soon after the start, or after going back
-    late = [d for d in distances if d > 2 * STEPS]
-    assert not late, "no farther back than twice the steps: the newest moment that is old enough"
+def test_practice_begins_where_the_lane_stood_before_its_last_loss(practised):
+    checked = 0
+    losses = {}
+    for t, rollout in enumerate(practised.rollouts):
+        step = rollout.step
+        for lane in torch.nonzero(step.terminated & ~step.won).flatten().tolist():
+            losses[lane] = t
+        begins = (step.terminated | step.truncated) & (practised.left[t + 1] > 0)
+        for lane in torch.nonzero(begins).flatten().tolist():
+            loss = losses[lane]
+            assert practised.left[t + 1][lane] == 4 * STEPS
+            back = [loss - s for s in range(loss + 1) if practised.same(s, t + 1, lane)]
+            assert back, "a lane stands where it never stood"
+            assert min(back) < 2 * STEPS, "no farther back than twice the steps"
+            checked += 1
+    assert checked > 300
 
 
-def test_games_that_were_not_lost_begin_anew():
-    before, _, rollouts = played(again=0.999999)
-    starved = 0
-    for t, rollout in enumerate(rollouts):
-        for lane in torch.nonzero(rollout.step.truncated).flatten().tolist():
-            starved += 1
-            assert before[t + 1]["episode.length"][lane] == 0
-    assert starved
+def test_practice_is_cut_short(practised):
+    cuts = 0
+    for t, rollout in enumerate(practised.rollouts):
+        ending = practised.left[t] == 1
+        step = rollout.step
+        assert (step.terminated | step.truncated)[ending].all()
+        cuts += int(step.truncated[ending].sum())
+    assert cuts > 20
+
+
+def test_practice_is_not_counted(practised):
+    whole = sum(
+        int(((r.step.terminated | r.step.truncated) & (practised.left[t] == 0)).sum())
+        for t, r in enumerate(practised.rollouts)
+    )
+    every = sum(int((r.step.terminated | r.step.truncated).sum()) for r in practised.rollouts)
+    assert practised.collector.tally.read()["episodes"] == whole < every
 
 
 def test_the_share_is_the_share():
-    before, _, rollouts = played(again=0.5, steps=400)
-    lost = torch.stack([r.step.terminated & ~r.step.won for r in rollouts])
-    anew = torch.stack([b["episode.length"] == 0 for b in before[1:]])
-    begun = anew[lost].to(torch.float32).mean()  # some go back to the very start, which looks the same
-    assert lost.sum() > 500
-    none = torch.stack([b["episode.length"] == 0 for b in played(again=0.0)[0][1:]])
-    assert 0.4 < begun < 0.9
-    assert none.any()
+    played = Played(again=0.5, steps=400)
+    begun = practised = 0
+    for t, rollout in enumerate(played.rollouts):
+        ended = rollout.step.terminated | rollout.step.truncated
+        begun += int(ended.sum())
+        practised += int((played.left[t + 1][ended] > 0).sum())
+    assert begun > 1000
+    assert abs(practised / begun - 0.5) < 0.06
 
 
 def test_without_it_nothing_is_kept():
-    _, collector, _ = played(again=0.0, steps=3)
+    collector = Played(again=0.0, steps=3).collector
     assert collector.moments is None
     assert not [name for name in collector.tensors() if name.startswith("moments.")]
 
 
 def test_checkpoints_hold_the_moments():
-    _, collector, _ = played(again=0.5, steps=30)
-    names = collector.tensors()
-    assert {"moments.since", "moments.older.game.head", "moments.newer.episode.score"} <= set(names)
+    names = set(Played(again=0.5, steps=10).collector.tensors())
+    assert {"moments.since", "moments.older.game.head", "moments.lost.episode.score", "moments.left"} <= names
 
 
-def test_two_lanes_do_not_touch_each_other():
+def test_lanes_do_not_touch_each_other():
     """A batch equals its singles."""
     rules = make_rules("snake", {"width": 6, "height": 6})
     actions = torch.randint(4, (60, 8), generator=torch.Generator().manual_seed(1))
@@ -104,7 +128,7 @@ def test_two_lanes_do_not_touch_each_other():
         now = batch.reset(rules, lane_keys(0, torch.tensor(lanes)))
         moments, found = retry.keep(now), []
         for row in actions:
-            now, step = batch.step(rules, now, row[lanes])
+            now, step = batch.step(rules, now, row[lanes], moments.left == 1)
             now, moments = retry.go_back(now, moments, step, 0.5, STEPS)
             found.append(now.game.head.clone())
         return found

@@ -33,16 +33,19 @@ class Tally(NamedTuple):
         dtypes = (torch.int32, wide, wide, torch.int32, real, torch.int32, torch.int32)
         return Tally(*(torch.zeros(lanes, dtype=dtype, device=device) for dtype in dtypes))
 
-    def add(self, step: Step) -> None:
-        ended = step.terminated | step.truncated
+    def add(self, step: Step, counts: Tensor | None = None) -> None:
+        """A step of all lanes, or of those that count, (N,) bool."""
+        ended, won, truncated = step.terminated | step.truncated, step.won, step.truncated
+        if counts is not None:
+            ended, won, truncated = ended & counts, won & counts, truncated & counts
         score = torch.where(ended, step.episode.score, 0)
         self.episodes.add_(ended)
         self.length.add_(torch.where(ended, step.episode.length, 0))
         self.score.add_(score)
         self.score_max.copy_(torch.maximum(self.score_max, score))
         self.reward.add_(torch.where(ended, step.episode.reward, 0.0))
-        self.wins.add_(step.won)
-        self.truncations.add_(step.truncated)
+        self.wins.add_(won)
+        self.truncations.add_(truncated)
 
     def read(self) -> dict[str, float]:
         """Means over the episodes counted; the accumulators start again. Waits for the device."""
@@ -74,7 +77,7 @@ class Collector:
     def __init__(
         self, rules: Rules, learner: Any, lanes: batch.Lanes, again: float = 0.0, again_steps: int = 32
     ) -> None:
-        """The share `again` of lost games is played again from some moves before the loss, see `retry`."""
+        """The share `again` of games begins some moves before the lane's last loss, see `retry`."""
         self.rules, self.learner = rules, learner
         self.lanes = map_record(torch.clone, lanes)
         self.again, self.again_steps = again, again_steps
@@ -87,12 +90,13 @@ class Collector:
         state = self.lanes.game
         obs = self.rules.game.observe(self.rules.config, state)
         action = self.learner.act(obs, batch.legal(self.rules, state))
-        lanes, step = batch.step(self.rules, self.lanes, action)
+        kept = self.moments
+        lanes, step = batch.step(self.rules, self.lanes, action, None if kept is None else kept.left == 1)
         self.learner.ingest(Rollout(state, action, step))
-        self.tally.add(step)
-        if self.moments is not None:
-            lanes, moments = retry.go_back(lanes, self.moments, step, self.again, self.again_steps)
-            assign(self.moments, moments)
+        self.tally.add(step, None if kept is None else kept.left == 0)
+        if kept is not None:
+            lanes, moments = retry.go_back(lanes, kept, step, self.again, self.again_steps)
+            assign(kept, moments)
         assign(self.lanes, lanes)
 
     def close(self) -> None:

@@ -53,8 +53,11 @@ def legal(rules: Rules, state: Any) -> Tensor | None:
     return rules.game.legal(rules.config, state)
 
 
-def step(rules: Rules, lanes: Lanes, action: Tensor) -> tuple[Lanes, Step]:
-    """Play one action (N,) in every lane; lanes whose episode ended start the next one in the same step."""
+def step(rules: Rules, lanes: Lanes, action: Tensor, cut: Tensor | None = None) -> tuple[Lanes, Step]:
+    """Play one action (N,) in every lane; lanes whose episode ended start the next one in the same step.
+
+    Where `cut` (N,) bool an episode is truncated that would go on.
+    """
     state, reward, terminated, events = rules.game.step(rules.config, lanes.game, action)
     episode = Episode(
         length=lanes.episode.length + 1,
@@ -64,6 +67,8 @@ def step(rules: Rules, lanes: Lanes, action: Tensor) -> tuple[Lanes, Step]:
     truncated = events.truncated
     if rules.time_limit:
         truncated = truncated | (episode.length >= rules.time_limit)
+    if cut is not None:
+        truncated = truncated | cut
     truncated = truncated & ~terminated
     ended = terminated | truncated
 

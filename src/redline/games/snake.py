@@ -152,10 +152,12 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
     found["reward_starve"] = (-2.0, "the longer it looks ahead, the less going round in circles costs by itself")
     found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
     found["ppo.gamma_end"] = (0.999, "in the end a few moves saved are not worth a risk")
-    if not gpu:
+    if not gpu:  # on small boards, seldom lost, practice was not tried
         found["ppo.hidden"] = ((128, 128), "wide enough for a whole small board")
         found["ppo.rollout"] = (64, "longer than the way to a food")
         return found
+    found["reward_starve"] = (-5.0, found["reward_starve"][1])
+    found["retry"] = (0.8, "what goes wrong seldom is met often")
     wide = (1024, 512) if hardware.tier == "gpu-large" else (512, 512)
     for algo in ("ppo", "dqn", "pqn"):
         found[f"{algo}.net"] = (
