@@ -79,6 +79,7 @@ class BenchOptions:
     out: str | None = None  # write the figures as JSON to this file
     capacity: int = 1_000_000  # transitions of a memory (replay)
     batch: tuple[int, ...] = (2048,)  # samples at once, a column each (replay)
+    actors: int | None = None  # processes that play (collect); each core but one unless named
     folder: str | None = None  # where files are made and removed again (replay); the system's unless named
 
 
@@ -203,7 +204,8 @@ def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
 
 def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
     """What came of a training run, and the commands to go on with it."""
-    from redline.envs.host import PREFIX
+    from redline.envs import load_game
+    from redline.envs.host import is_host
     from redline.run.progress import duration, quantity
 
     run_dir, env = result["run"], result["env"]
@@ -216,9 +218,10 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
         f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
-    host = env.startswith(PREFIX)  # not shown by watch; whether a game was won it does not say
+    game: Any = load_game(env)
+    host = is_host(game)  # not shown by watch; whether a game was won it may not say
     if "score_mean" in result:
-        won = "" if host else f", won {100 * result['win_rate']:.1f} %"
+        won = "" if host and not game.WON else f", won {100 * result['win_rate']:.1f} %"
         lines.append(
             f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
             f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}{won})"
@@ -351,9 +354,10 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.run.config import split_groups
     from redline.run.options import build
     from redline.tools import bench
+    from redline.tools.bench_collect import bench_collect
     from redline.tools.bench_replay import bench_replay
 
-    kinds = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay}
+    kinds = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
     if argument and argument not in kinds:
         hint = nearest(argument, kinds) or "."
         raise UserError(f"There is no benchmark '{argument}'{hint} Benchmarks: {', '.join(kinds)}.")
@@ -361,11 +365,11 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     wanted = build(BenchOptions, plain, "")
     settings = dataclasses.asdict(wanted) | {"env_options": groups["env"], "algo_options": groups[wanted.algo]}
     out = settings.pop("out")
-    of_replay = {name: settings.pop(name) for name in ("capacity", "batch", "folder")}
+    own = {"replay": ("capacity", "batch", "folder"), "collect": ("actors",)}
+    more = {kind: {name: settings.pop(name) for name in names} for kind, names in own.items()}
     record = bench.describe_machine(wanted.device)
     for kind in [argument] if argument else list(kinds):
-        more = of_replay if kind == "replay" else {}
-        record[kind] = kinds[kind](**settings, **more, out=sys.stderr if as_json else sys.stdout)
+        record[kind] = kinds[kind](**settings, **more.get(kind, {}), out=sys.stderr if as_json else sys.stdout)
     if out:
         from redline.run.folder import write_json
 
@@ -385,6 +389,7 @@ REPLAY = {
 def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     del argument, options
     from redline import algos, games
+    from redline.envs import HOSTS
 
     found = {"games": games.names(), "algorithms": algos.names(), "replay": list(REPLAY)}
     if as_json:
@@ -393,7 +398,8 @@ def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     print("Games")
     for name in found["games"]:
         print(f"  {name:<10} {_first_sentence(games.load(name))}")
-    print(f"  {'gym:ID':<10} Any environment of Gymnasium with discrete actions, as gym:CartPole-v1.")
+    for host in HOSTS.values():
+        print(f"  {host.SPELLING:<10} {_first_sentence(sys.modules[host.__module__])}")
     print("Algorithms")
     for name in found["algorithms"]:
         print(f"  {name:<10} {_first_sentence(algos.load(name))}")
@@ -444,8 +450,8 @@ COMMANDS = {
     ),
     "watch": Command("shows a trained agent in the terminal or as a GIF", "RUN", lambda: WatchOptions, _watch),
     "bench": Command(
-        "throughput on this machine: env, train or replay",
-        "[env|train|replay]",
+        "throughput on this machine: env, train, replay or collect",
+        "[env|train|replay|collect]",
         lambda: BenchOptions,
         _bench,
         "env. and the algorithm's",
@@ -486,10 +492,10 @@ def _help(name: str, command: Command, kind: type) -> str:
 def _group_fields() -> list[tuple[str, Any]]:
     """Every option of a game or an algorithm, as env.NAME or ALGO.NAME, with its type."""
     from redline import algos, games
-    from redline.envs import host
+    from redline.envs import HOSTS
 
     found = []
-    envs: list[Any] = [*map(games.load, games.names()), host]
+    envs: list[Any] = [*map(games.load, games.names()), *HOSTS.values()]
     for group, module in [("env", env) for env in envs] + [(a, algos.load(a)) for a in algos.names()]:
         found += [(f"{group}.{name}", hint) for name, hint in typing.get_type_hints(module.Config).items()]
     return found
@@ -497,13 +503,17 @@ def _group_fields() -> list[tuple[str, Any]]:
 
 def _group_options() -> list[tuple[str, str]]:
     from redline import algos, games
-    from redline.envs import host
+    from redline.envs import HOSTS
 
     found = []
-    for group, module in [(f"env ({g})", games.load(g)) for g in games.names()] + [
-        ("env (gym:ID)", host),
-        *((a, algos.load(a)) for a in algos.names()),
-    ]:
-        for field in dataclasses.fields(module.Config):
-            found.append((group.split(" ")[0], f"{field.name:<18} [{field.default}] {group}"))
+    hosts = {host.SPELLING: host for host in HOSTS.values()}
+    listed: dict[str, Any] = {name: games.load(name) for name in games.names()} | hosts
+    for name, game in listed.items():
+        for field in dataclasses.fields(game.Config):
+            sharing = [other for other in hosts if name in hosts and hasattr(hosts[other].Config, field.name)] or [name]
+            if name == sharing[0]:  # kinds of the host share most of theirs
+                found.append(("env", f"{field.name:<18} [{field.default}] env ({', '.join(sharing)})"))
+    for algo in algos.names():
+        for field in dataclasses.fields(algos.load(algo).Config):
+            found.append((algo, f"{field.name:<18} [{field.default}] {algo}"))
     return found

@@ -145,7 +145,9 @@ def test_accumulated_batches_are_one_gradient_step() -> None:
     learner._apply, learner._prepare = handed_over.append, lambda: None
     learner.update()
     assert (len(handed_over), learner.updates_per_iteration, learner.samples_per_update) == (2, 2, 32)
-    parts = [learner.optimizer.gradient(learner.loss(learner.order[k : k + 16])[0] * 2) for k in (0, 16)]
+    parts = [
+        learner.optimizer.gradient(learner.loss(learner.order[k : k + 16], learner.order[:32])[0] * 2) for k in (0, 16)
+    ]
     for total, first, second in zip(handed_over[0], *parts, strict=True):
         torch.testing.assert_close(total, (first + second) / 2)
     assert sorted(learner.order.tolist()) == list(range(64))

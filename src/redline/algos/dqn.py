@@ -282,7 +282,7 @@ OUTPUTS: tuple[str, ...] = ()  # what is said of each action besides it
 def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon, all with one noise; and OUTPUTS."""
     rate = epsilon(config, turn.acted * turn.lanes, turn.lane, turn.lanes)
-    key = random.fold(turn.key, 2 * turn.acted)
+    key = random.fold(turn.key, 2 * turn.draw)
     explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
     draw = random.bits(key, 2 * turn.lane + 1)
     if config.noisy:
@@ -402,7 +402,7 @@ class Learner(Hooks):
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Actions (N,) int64 of the behaviour policy for all lanes."""
         lane = torch.arange(self.num_envs, device=obs.device)
-        turn = Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.progress)
+        turn = Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.acted, self.progress)
         with self.runtime.autocast():
             action, outputs = behave(self.config, self.online, turn)
         self.remember(obs, legal, action, outputs)

@@ -30,9 +30,13 @@ class Scale(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
-        device = obs.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        return (obs.to(torch.float32) * self.scale).to(dtype)
+        return (obs.to(torch.float32) * self.scale).to(precision(obs))
+
+
+def precision(obs: Tensor) -> torch.dtype:
+    """What a network that is asked about `obs` runs in."""
+    device = obs.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 class Head(nn.Module):
@@ -256,6 +260,70 @@ class Residual(nn.Module):
         return x + y
 
 
+class PixelConv(nn.Linear):
+    """A convolution without border or bias of images whose channels come last: (B, H, W, C) -> (B, H', W', out).
+
+    In steps of `stride` cells it is one of stride 1 of blocks of so many cells, whose cells are channels: of four frames
+    those are 64, as many as a processor likes to multiply at once. A CPU, whose library is slow at a convolution's gradients,
+    learns from products of neighbourhoods: an eighth less time for a whole step. Weights are kept in the order (row, column,
+    channel), blocks first, then their cells.
+    """
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int) -> None:
+        """`kernel` is a multiple of `stride`."""
+        super().__init__(kernel * kernel * channels, out, bias=False)
+        self.stride, self.reach = stride, kernel // stride
+
+    def after(self, cells: int) -> int:
+        """Rows or columns that come out of so many; of too few none or less."""
+        return cells // self.stride - self.reach + 1
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """`scale` (C,) is of each channel of x."""
+        weight = self.weight
+        if scale is not None:  # the weights are fewer than what they see
+            weight = (weight.unflatten(1, (-1, len(scale))) * scale).flatten(1)
+        learning = x.device.type == "cpu" and torch.is_grad_enabled()
+        return (self.of_neighbours if learning else self.convolved)(self.blocks(x), weight)
+
+    def convolved(self, blocks: Tensor, weight: Tensor) -> Tensor:
+        filters = weight.view(len(weight), self.reach, self.reach, -1)
+        return F.conv2d(blocks.permute(0, 3, 1, 2), filters.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def of_neighbours(self, blocks: Tensor, weight: Tensor) -> Tensor:
+        """As a product of each block's neighbourhood."""
+        for axis in (2, 1):  # the columns of a row, then the rows
+            size = blocks.shape[axis] - self.reach + 1
+            blocks = torch.cat([blocks.narrow(axis, start, size) for start in range(self.reach)], 3)
+        return F.linear(blocks, weight)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H / stride, W / stride, stride * stride * C); rows and columns left over are cut off."""
+        side = self.stride
+        if side == 1:
+            return x
+        height, width = x.shape[1] // side, x.shape[2] // side
+        x = x[:, : height * side, : width * side].unflatten(1, (height, side)).unflatten(3, (width, side))
+        return x.transpose(2, 3).flatten(3)
+
+
+class PixelNorm(nn.Module):
+    """Each image brought to mean 0 and deviation 1, its channels scaled and shifted, and of that what is positive.
+
+    (B, H, W, C) -> the same shape. It is a group norm of one group: normalised cell by cell, noise would be as loud as what
+    stands out of it, and many short rows take longer than few long ones.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = x.shape[1:]
+        x = F.layer_norm(x, image, self.weight.expand(image), self.bias.expand(image)).to(x.dtype)
+        return x.relu_()  # in place: gradients need what was normalised, not what came out
+
+
 class Noisy(nn.Module):
     """A fully connected layer whose weights may be shaken, each as much as it has learned to (Fortunato et al. 2018).
 
@@ -305,8 +373,8 @@ def first_weights(net: nn.Module, init: str) -> None:
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             for weights in _blocks(module):
                 _begin(weights, init)
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=_SMALL)

@@ -17,10 +17,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos.distribution import Kind
-from redline.algos.layers import Conv, Dense, Residual, Scale, Twins, activate, first_weights, make_noisy, round_up
+from redline.algos.layers import (
+    Conv,
+    Dense,
+    PixelConv,
+    PixelNorm,
+    Residual,
+    Scale,
+    Twins,
+    activate,
+    first_weights,
+    make_noisy,
+    precision,
+    round_up,
+)
 from redline.core.errors import UserError
 from redline.core.records import Spec
 
+_PIXELS = ((8, 4), (4, 2), (3, 1))  # rows and columns that the convolutions of images see, and their strides
 ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state without legal actions gives no NaN
 
 
@@ -28,9 +42,9 @@ ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state w
 class NetConfig:
     """Settings of a network, part of those of every algorithm."""
 
-    net: Literal["auto", "mlp", "cnn", "resnet"] = "auto"  # auto: an MLP for few inputs, else a CNN
+    net: Literal["auto", "mlp", "cnn", "resnet", "pixels"] = "auto"  # auto: an MLP for few inputs, else a CNN
     hidden: tuple[int, ...] = (256, 256)  # widths of the fully connected layers; after convolutions only the last
-    channels: tuple[int, ...] = (32, 64)  # of each 3x3 convolution, or of each stage of a resnet
+    channels: tuple[int, ...] = (32, 64)  # of each convolution or stage of a resnet; of pixels the last is repeated
     stride: int = 2  # of all convolutions but the first; 1 keeps the size of the board
     border: bool = (
         True  # of zeros around the board; without, every convolution of a cnn takes a row and a column off each side
@@ -39,7 +53,7 @@ class NetConfig:
     init: Literal["he", "orthogonal"] = "he"  # first weights
 
     def __post_init__(self) -> None:
-        for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet")), ("init", ("he", "orthogonal"))):
+        for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet", "pixels")), ("init", ("he", "orthogonal"))):
             self.expect((name,), ", ".join(allowed), allowed.__contains__)
         self.expect(("hidden",), "layer widths, as in 256,256", lambda widths: min(widths, default=1) >= 1)
         self.expect(("channels",), "numbers of channels, as in 32,64", lambda widths: min(widths, default=0) >= 1)
@@ -160,6 +174,48 @@ class ResNet(nn.Module):
         return gather(self(obs), action)
 
 
+class Pixels(nn.Module):
+    """For images: few convolutions in large steps, as in Mnih et al. 2015, each normalised, then fully connected.
+
+    The first sees 8x8 cells in steps of 4, the second 4x4 in steps of 2, all others 3x3; `stride` and `border` are those of
+    other networks. (B, C, H, W) -> (B, A) float32.
+    """
+
+    scale: Tensor
+
+    def __init__(self, spec: Spec, config: NetConfig, dueling: bool = False) -> None:
+        super().__init__()
+        planes, height, width = spec.obs_shape
+        self.register_buffer("scale", torch.tensor(spec.obs_scale), persistent=False)
+        count = max(len(config.channels), len(_PIXELS))
+        shapes = _PIXELS + _PIXELS[-1:] * (count - len(_PIXELS))
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        for index, (kernel, stride) in enumerate(shapes):
+            out = config.channels[min(index, len(config.channels) - 1)]
+            conv = PixelConv(planes, out, kernel, stride)
+            self.convs.append(conv)
+            self.norms.append(PixelNorm(out))
+            planes, height, width = out, conv.after(height), conv.after(width)
+        if min(height, width) < 1:
+            least = 1
+            for kernel, stride in reversed(shapes):
+                least = kernel + (least - 1) * stride
+            raise UserError(
+                f"net is pixels, but images of {spec.obs_shape[1]}x{spec.obs_shape[2]} are used up by {count} convolutions; "
+                f"expected {least}x{least} or more. Take cnn or resnet."
+            )
+        self.dense = Dense(planes * height * width, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        x = obs.to(precision(obs)).permute(0, 2, 3, 1).contiguous()
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = norm(conv(x, None if index else self.scale))
+        return masked(self.dense(x.flatten(1)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
 class Afterstates(nn.Module):
     """One MLP for the row of every action: an action is worth its reward and what the board it leads to is worth.
 
@@ -267,7 +323,7 @@ class ActorCritic(nn.Module):
         self.mean.add_(share * apart)
 
 
-Net = MLP | CNN | ResNet
+Net = MLP | CNN | ResNet | Pixels
 ValueNet = Net | Afterstates | Distributional
 
 
@@ -327,7 +383,7 @@ def _check_afterstates(spec: Spec, config: NetConfig) -> None:
 
 def _plain(spec: Spec, config: NetConfig, dueling: bool = False) -> Net:
     """The network of that kind."""
-    nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet}
+    nets: dict[str, type[Net]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "pixels": Pixels}
     return nets[_kind(spec, config)](spec, config, dueling)
 
 

@@ -168,8 +168,11 @@ class OnPolicy(Hooks, ABC):
         """Compute `target`, and this update's learning rate, from the rollout."""
 
     @abstractmethod
-    def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
+    def loss(self, index: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`.
+
+        `whole` is the batch that they are a part of, where gradients are accumulated.
+        """
 
     # ------------------------------------------------------------------------------------------------------- playing
 
@@ -186,7 +189,9 @@ class OnPolicy(Hooks, ABC):
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Actions (N,) int64 of the behaviour policy for all lanes; what they were chosen from is remembered."""
         lane = torch.arange(self.num_envs, device=obs.device)
-        action, outputs = self.behave(Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.progress))
+        action, outputs = self.behave(
+            Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.acted, self.progress)
+        )
         self.remember(obs, legal, action, outputs)
         return action
 
@@ -256,8 +261,9 @@ class OnPolicy(Hooks, ABC):
             self._shuffle()
             for start in range(0, self.order.shape[0], self.samples_per_update):
                 total: tuple[Tensor, ...] = ()
-                for first in range(start, start + self.samples_per_update, part):
-                    loss, measured = self._loss(self.order[first : first + part])
+                whole = self.order[start : start + self.samples_per_update]
+                for index in whole.split(part):
+                    loss, measured = self._loss(index, whole if self.accumulate > 1 else None)
                     gradients = self.optimizer.gradient(loss)
                     total = tuple(torch._foreach_add(total, gradients)) if total else gradients
                     self.totals += measured

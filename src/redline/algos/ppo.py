@@ -1,6 +1,6 @@
 """PPO: clipped policy gradients from what was just played.
 
-Follows Schulman et al. 2017 with generalised advantage estimation, advantages normalised a minibatch at a time and returns
+Follows Schulman et al. 2017 with generalised advantage estimation, advantages normalised a batch at a time and returns
 normalised by running statistics. Left out: clipping of the value loss (it did not help in Andrychowicz et al. 2021), reward
 clipping (rewards are set in the game's options) and recurrent networks (observations say all but a few ticks). With a target KL
 the rest of an update is computed but not taken: a captured iteration has a fixed length.
@@ -112,9 +112,9 @@ def gae(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma:
     return torch.stack(found[::-1])
 
 
-def normalised(advantages: Tensor) -> Tensor:
-    """To mean 0 and deviation 1; equal ones to 0, whatever rounding leaves of them. (B,)."""
-    spread, mean = torch.std_mean(advantages, correction=0)
+def normalised(advantages: Tensor, among: Tensor | None = None) -> Tensor:
+    """To mean 0 and deviation 1 `among` others, if given; equal ones to 0, whatever rounding leaves of them. (B,)."""
+    spread, mean = torch.std_mean(advantages if among is None else among, correction=0)
     return (advantages - mean) / (spread + 1e-5 * (1 + mean.abs()))
 
 
@@ -134,7 +134,7 @@ def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Te
     logits, value = net(turn.obs, turn.legal)
     actions = logits.shape[1]
     number = turn.lane.unsqueeze(1) * actions + torch.arange(actions, device=logits.device)
-    noise = gumbel(random.bits(random.fold(turn.key, 2 * turn.acted), number))
+    noise = gumbel(random.bits(random.fold(turn.key, 2 * turn.draw), number))
     action: Tensor = (logits + noise).argmax(1)
     return action, (value, nets.gather(logits.log_softmax(1), action))
 
@@ -206,15 +206,16 @@ class Learner(OnPolicy):
         self.moved.zero_()
         self.follow_schedule()
 
-    def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
+    def loss(self, index: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See OnPolicy. Advantages are normalised over the whole batch."""
         config = self.config
         with self.runtime.autocast():
             logits, value = self.net(self.obs[index], None if self.legal is None else self.legal[index])
         every_logp = logits.log_softmax(1)
         entropy = -(every_logp.exp() * every_logp).sum(1).mean()  # an illegal action has probability 0
         logp, old_logp = nets.gather(every_logp, self.action[index]), self.logp[index]
-        surrogate = policy_loss(logp, old_logp, normalised(self.advantage[index]), config.clip)
+        advantage = normalised(self.advantage[index], None if whole is None else self.advantage[whole])
+        surrogate = policy_loss(logp, old_logp, advantage, config.clip)
         value_loss = 0.5 * ((value - self.target[index]) / self.net.deviation).square().mean()
         bonus = linear(config.entropy_coef, config.entropy_end, self.progress)
         loss = (surrogate + config.value_coef * value_loss - bonus * entropy) / self.accumulate

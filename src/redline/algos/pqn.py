@@ -104,7 +104,7 @@ OUTPUTS = ("value", "chosen")  # what is said of each action besides it: the val
 def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Actions (N,) int64, epsilon-greedy, each lane with its own epsilon; and OUTPUTS, (N,) float32 each."""
     values: Tensor = net(turn.obs, turn.legal)
-    key = random.fold(turn.key, 2 * turn.acted)
+    key = random.fold(turn.key, 2 * turn.draw)
     rate = epsilon(config, turn.progress, turn.lane, turn.lanes)
     explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
     draw = random.bits(key, 2 * turn.lane + 1)
@@ -175,8 +175,9 @@ class Learner(OnPolicy):
         self.target.copy_(q_returns(*self.played(), self.discount(), self.config.q_lambda).flatten())
         self.follow_schedule()
 
-    def loss(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`."""
+    def loss(self, index: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See OnPolicy."""
+        del whole
         with self.runtime.autocast():
             values = self.net.chosen(self.obs[index], self.action[index])
         loss = 0.5 * (values - self.target[index]).square().mean() / self.accumulate

@@ -87,6 +87,7 @@ class Turn(NamedTuple):
     key: Tensor  # () int32: root of the policy's random streams
     lane: Tensor  # (N,) int64: their numbers among all
     lanes: int  # of all
+    draw: Tensor  # () int64: number of the draw; no two turns of a lane have the same
     acted: Tensor  # () int64: turns every lane has had before
     progress: Tensor  # () float32: share of training done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -91,3 +92,29 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+class SharedCores:
+    """Cores of this machine: `others` for processes of their own, one each, the rest for this one until `give_back`."""
+
+    def __init__(self, others: int) -> None:
+        self.threads = torch.get_num_threads()
+        self.before: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+        every = sorted(self.before)
+        self.others: tuple[int, ...] = ()  # none: the system decides
+        if 0 < others < len(every):
+            self.others = tuple(every[-others:])
+            self._stay_on(every[:-others])
+        torch.set_num_threads(max(1, len(every) - others))
+
+    def give_back(self) -> None:
+        if self.others:
+            self._stay_on(sorted(self.before))
+        torch.set_num_threads(self.threads)
+
+    @staticmethod
+    def _stay_on(cores: list[int]) -> None:
+        """All threads: libraries have some that setting torch's number does not bind."""
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has just ended
+                os.sched_setaffinity(int(thread), cores)

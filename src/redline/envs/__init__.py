@@ -16,8 +16,10 @@ from redline.core.records import Episode, Spec
 from redline.envs import batch
 from redline.envs.batch import Lanes, Rules
 from redline.envs.host import PREFIX, HostGame
+from redline.envs.mario import MarioGame
 
 __all__ = [
+    "HOSTS",
     "Env",
     "EnvStep",
     "Lanes",
@@ -31,6 +33,7 @@ __all__ = [
     "with_live",
 ]
 
+HOSTS: dict[str, type[HostGame]] = {"gym": HostGame, "mario": MarioGame}  # by what stands before the colon of a name
 _LIVE_DTYPES = {int: torch.int32, float: torch.float32}
 
 
@@ -93,8 +96,15 @@ class Env:
 
 
 def load_game(name: str) -> games.Game:
-    """The game called `name`, or the environment of Gymnasium that `gym:ID` names."""
-    return cast(games.Game, HostGame(name)) if name.startswith(PREFIX) else games.load(name)
+    """The game called `name`, or one that the host must step, as `gym:ID`."""
+    kind = name.partition(":")[0]
+    if kind in HOSTS:
+        return cast(games.Game, HOSTS[kind](name))
+    if name not in games.names():
+        hint = nearest(kind, [*games.names(), *HOSTS]) or "."
+        known = [*games.names(), *(host.SPELLING for host in HOSTS.values() if host is not HostGame)]
+        raise UserError(f"There is no game '{name}'{hint} Games: {', '.join(known)}; gym:ID takes one of Gymnasium's.")
+    return games.load(name)
 
 
 def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
@@ -164,6 +174,8 @@ def make(
     **options: Any,
 ) -> Env:
     """N games on a device: `make("snake", num_envs=4096, device="cuda", seed=0, width=7)`."""
-    if name.startswith(PREFIX):
-        raise UserError(f"{name} is no game of tensors; make it with gymnasium.make({name.removeprefix(PREFIX)!r}).")
+    if name.partition(":")[0] in HOSTS:
+        own = f"gymnasium.make({name.removeprefix(PREFIX)!r})"
+        other = f"redline.envs.load_game({name!r}).make(options)"
+        raise UserError(f"{name} is no game of tensors; make it with {own if name.startswith(PREFIX) else other}.")
     return Env(make_rules(name, options, time_limit), num_envs, device, seed)

@@ -1,13 +1,15 @@
-"""Environments that only a CPU can run: any of Gymnasium's with discrete actions, as `gym:ID` or `gym:module:ID`.
+"""Any environment of Gymnasium with discrete actions, as gym:CartPole-v1.
 
-They are Python objects, stepped one after the other in this process; what they see and give goes into arrays of fixed place,
-from which a collector takes it to the device. To learners such an environment is a game whose State is its observation.
+Only a CPU can run them: Python objects, stepped one after the other in this process. What they see and give goes into arrays of
+fixed place, from which a collector takes it to the device. To learners such an environment is a game whose State is its
+observation. `gym:ID` takes one that is registered, `gym:module:ID` imports the module first; other kinds derive from HostGame.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,9 +24,11 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Hardware, Spec
 from redline.envs.frames import Frames, is_image
+from redline.envs.opening import ask, open_env
 
 PREFIX = "gym:"
 _LARGE_IMAGE = 64  # rows and columns from which on images are brought to a common size
+_MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # of an environment, to know what a step costs
 _LARGE = 1e6  # bounds beyond this say nothing of what is usually seen
 
 
@@ -40,13 +44,17 @@ class HostConfig:
     sticky: float = 0.0  # chance that the action before is taken instead
     life_loss: bool = False  # to the learner the loss of a life is the end; the game and its score go on
     reward_clip: bool = False  # rewards are learned from as -1, 0 or 1; the score counts them as they are
+    timeout: float = 60.0  # seconds after which a step is taken to hang, where actors play
+    restarts: int = 20  # actors that may fail and be replaced in a run
 
     def __post_init__(self) -> None:
-        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1)):
+        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("restarts", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"env.{name} is {getattr(self, name)}; expected at least {least}.")
         if not 0 <= self.sticky < 1:
             raise UserError(f"env.sticky is {self.sticky}; expected a number from 0 to below 1.")
+        if not self.timeout > 0:
+            raise UserError(f"env.timeout is {self.timeout}; expected seconds above 0.")
 
 
 class HostState(NamedTuple):
@@ -58,52 +66,58 @@ class HostState(NamedTuple):
 class HostGame:
     """An environment of Gymnasium in the place of a game. It has no rules in tensors: only the host can step it."""
 
+    SPELLING = "gym:ID"  # how people name one
+    SCORE_NAME = "return"
+    SCORE = ""  # what `info` calls the score so far; empty: rewards are added up
+    WON = ""  # what `info` calls that the game was won; empty: it does not say
     VERSION = 1
     PALETTE = ()
     HIDDEN = ()
     LIVE = ()
+    FREE = ("timeout", "restarts")  # options that do not change what is played: a continued run may have others
     STACKED = ("obs",)
-    Config = HostConfig
+    Config: type[HostConfig] = HostConfig
     State = HostState
 
     def __init__(self, name: str) -> None:
-        """`name` begins with `gym:`."""
+        """`name` is as SPELLING says."""
         self.name = name
         self.known: tuple[HostConfig, Spec] | None = None
 
+    def open(self, config: Any) -> gymnasium.Env[Any, Any]:
+        """One environment, as it is."""
+        del config
+        return open_env(self.name.removeprefix(PREFIX))
+
     def make(self, config: HostConfig) -> gymnasium.Env[Any, Any]:
         """One environment whose observations are arrays, planes first, and whose actions count from 0."""
-        env = _make(self.name.removeprefix(PREFIX))
-        return _Uniform(Frames(env, config.frame_skip, config.frame_max, config.grey, config.size, config.sticky))
+        treated = (config.frame_skip, config.frame_max, config.grey, config.size, config.sticky)
+        return _Uniform(Frames(self.open(config), *treated, name=self.name), self.name)
 
     def spec(self, config: HostConfig) -> Spec:
         """Of the environment with these options; it is made once to be asked."""
         if self.known is None or self.known[0] is not config:  # compiled code must find it known
-            self.known = (config, _spec(self.name, config))
+            kind: Any = type(self)
+            self.known = (config, _spec(kind, self.name, config))
         return self.known[1]
 
+    def step_seconds(self, config: HostConfig) -> float:
+        """What a step costs, by a short measurement; it is made once."""
+        kind: Any = type(self)
+        return _step_seconds(kind, self.name, config)
+
     def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        del hardware
         found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "needs the fewest settings to be right")}
-        env = _make(self.name.removeprefix(PREFIX))
-        seen, known = env.observation_space, env.spec.kwargs if env.spec else {}
-        env.close()
-        shape = seen.shape or ()
-        if not (is_image(seen) and min(shape[:2]) >= _LARGE_IMAGE):
+        env = ask(self.name.removeprefix(PREFIX))
+        shape = env.seen.shape or ()
+        if not (is_image(env.seen) and min(shape[:2]) >= _LARGE_IMAGE):
             return found
-        if shape[2] == 3:
-            found["grey"] = (True, "a third of the bytes; few games are about colours")
-        if shape[2] != 4:  # four are a stack already
-            found["size"] = (84, "a few bytes of each image show what matters")
-            found["stack"] = (4, "movement is seen")
-        if known.get("frameskip", 1) == 1 and "frame_skip" not in wanted:
+        found |= for_images(shape[2], hardware)
+        if env.options.get("frameskip", 1) == 1 and "frame_skip" not in wanted:
             found["frame_skip"] = (4, "a person decides no faster")
         if str(wanted.get("frame_skip", found.get("frame_skip", (1,))[0])) != "1":
             found["frame_max"] = (True, "sprites that flicker are seen")
         found["reward_clip"] = (True, "rewards of any size are learned from with the same settings")
-        for algo in ("ppo", "dqn", "pqn"):
-            found[f"{algo}.net"] = ("resnet", "images: each stage halves them, so that few weights see the whole")
-            found[f"{algo}.channels"] = ((16, 32, 32), "as in Espeholt et al. 2018")
         return found
 
     def curriculum(self, config: HostConfig) -> tuple[()]:
@@ -122,6 +136,24 @@ class HostGame:
 
     def legal(self, config: HostConfig, state: HostState) -> Tensor:
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
+
+
+def for_images(channels: int, hardware: Hardware) -> dict[str, tuple[Any, str]]:
+    """What suits large images, whatever they show."""
+    found: dict[str, tuple[Any, str]] = {}
+    if channels == 3:
+        found["grey"] = (True, "a third of the bytes; few games are about colours")
+    if channels != 4:  # four are a stack already
+        found["size"] = (84, "a few bytes of each image show what matters")
+        found["stack"] = (4, "movement is seen")
+    few = hardware.tier == "cpu-few"
+    channels_of, hidden = ((16, 32, 32), (256,)) if few else ((32, 64, 64), (512,))
+    width = "a core learns from a thousand images a second" if few else "as in Mnih et al. 2015"
+    for algo in ("ppo", "dqn", "pqn"):
+        found[f"{algo}.net"] = ("pixels", "images: few convolutions in large steps")
+        found[f"{algo}.channels"], found[f"{algo}.hidden"] = (channels_of, width), (hidden, width)
+        found[f"{algo}.learning_rate"] = (5e-4, "normalised convolutions stand no more than 1e-3")
+    return found
 
 
 def frame_shape(spec: Spec) -> tuple[int, ...]:
@@ -158,30 +190,42 @@ class HostEnvs:
         self.terminated, self.truncated = np.zeros(count, bool), np.zeros(count, bool)
         self.over = np.zeros(count, bool)  # the game is; to a learner it may end before
         self.lost = np.zeros(count, bool)  # and was not cut short
+        self.won = np.zeros(count, bool)  # and had reached its aim, as far as the environment tells
+        self.at: Any = np.zeros(1, np.int64)  # the one being stepped: who looks on learns where it failed
+        self.first = 0  # number of the first among those of all processes
         self.lives = np.zeros(count, np.int64)
         # Of the game under way, with this step; where it is over, its result.
         self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
+        self.begun = False
 
-    def reset(self, seed: int, number: int = 0) -> None:
-        """Begin all episodes anew. Environment i is seeded once, by `seed`, `number` and i: its episodes follow from that."""
-        key = random.fold(random.seed_key(seed), torch.tensor(number))
-        seeds = random.fold(key, torch.arange(len(self.envs))) & 0x7FFFFFFF
-        for lane, (env, own) in enumerate(zip(self.envs, seeds.tolist(), strict=True)):
+    def reset(self, seed: int, number: int = 0, first: int = 0) -> None:
+        """Begin all episodes anew. Environment i, from `first` on, is seeded once, by `seed`, `number` and i."""
+        if not self.envs:
+            raise RuntimeError(f"reset of {self.game.name} was called after close; make it anew.")
+        self.first = first
+        for lane, (env, own) in enumerate(zip(self.envs, lane_seeds(seed, number, first, len(self.envs)), strict=True)):
+            self.at[0] = first + lane
             self.obs[lane], info = env.reset(seed=own)
             self.lives[lane] = _lives(info)
-        for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over):
+        for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over, self.won):
             array[:] = 0
+        self._check("observation", self.obs)
+        self.begun = True
 
     def step(self, actions: np.ndarray[Any, Any], busy: np.ndarray[Any, Any] | None = None) -> None:
         """One step of every environment, or of those that are `busy` (N,) bool."""
+        if not self.begun:
+            when = "before reset; call reset first" if self.envs else "after close; make it anew"
+            raise RuntimeError(f"step of {self.game.name} was called {when}.")
         for array in (self.length, self.score, self.earned):
             array[self.over] = 0
         for lane, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             if busy is not None and not busy[lane]:
                 continue
+            self.at[0] = self.first + lane
             obs, reward, terminated, truncated, info = env.step(action)
             self.length[lane] += 1
-            self.score[lane] += float(reward)
+            self.score[lane] = float(info[self.game.SCORE]) if self.game.SCORE else self.score[lane] + float(reward)
             learned = float(np.sign(float(reward))) if self.config.reward_clip else float(reward)
             self.earned[lane] += learned
             self.reward[lane] = learned
@@ -192,28 +236,49 @@ class HostEnvs:
             self.final[lane] = obs
             over = terminated or truncated
             self.over[lane], self.lost[lane] = over, terminated
+            self.won[lane] = terminated and bool(info.get(self.game.WON))
             self.terminated[lane] = terminated or lost
             self.truncated[lane] = truncated and not self.terminated[lane]
             if over:
                 obs, info = env.reset()
                 lives = _lives(info)
             self.obs[lane], self.lives[lane] = obs, lives
+        self._check("reward", self.reward)
+        self._check("observation", self.final)
+        if self.over.any():
+            self._check("observation", self.obs)
+
+    def _check(self, what: str, given: np.ndarray[Any, Any]) -> None:
+        """What is no number, (N, …), would soon be in every weight of a network."""
+        if given.dtype.kind == "f" and math.isnan(given.max()):  # nothing is more than what is no number
+            lane = int(np.isnan(given.reshape(len(given), -1)).any(1).argmax())
+            raise UserError(
+                f"{self.game.name} gave the {what} {given[lane].tolist()} in step {self.length[lane]} of an episode, "
+                "where numbers were expected; correct the environment, or wrap it."
+            )
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
-        self.envs = []
+        self.envs, self.begun = [], False
+
+
+def lane_seeds(seed: int, number: int, first: int, count: int) -> list[int]:
+    """Of `count` environments from number `first` on."""
+    key = random.fold(random.seed_key(seed), torch.tensor(number))
+    found: list[int] = (random.fold(key, torch.arange(first, first + count)) & 0x7FFFFFFF).tolist()
+    return found
 
 
 class _Uniform(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Observations as one array each: planes first, numbers in float32; actions from 0."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         super().__init__(env)
         space = env.action_space
         if not isinstance(space, spaces.Discrete):
             raise UserError(
-                f"{_name(env)} takes actions of {space}; Redline's learners choose one of a few (Discrete). "
+                f"{name} takes actions of {space}; Redline's learners choose one of a few (Discrete). "
                 "Take an environment with discrete actions, or wrap it so that it has them."
             )
         self.first = int(space.start)
@@ -221,7 +286,7 @@ class _Uniform(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.flat = None if isinstance(seen, spaces.Box) else seen
         box = seen if isinstance(seen, spaces.Box) else spaces.flatten_space(seen)
         if not isinstance(box, spaces.Box):
-            raise UserError(f"{_name(env)} is seen as {seen}, which has no fixed size; wrap it so that it is a Box.")
+            raise UserError(f"{name} is seen as {seen}, which has no fixed size; wrap it so that it is a Box.")
         self.planes_last = is_image(box)
         self.dtype = np.uint8 if box.dtype == np.uint8 else np.float32
         low, high = (self.observation(x) for x in (box.low, box.high))
@@ -247,8 +312,8 @@ class _Uniform(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @functools.lru_cache(maxsize=64)
-def _spec(name: str, config: HostConfig) -> Spec:
-    env = HostGame(name).make(config)
+def _spec(kind: Any, name: str, config: HostConfig) -> Spec:
+    env = kind(name).make(config)
     seen, actions = env.observation_space, env.action_space
     limit = env.spec.max_episode_steps if env.spec else None
     env.close()
@@ -265,39 +330,33 @@ def _spec(name: str, config: HostConfig) -> Spec:
         obs_high=float(seen.high.max()) if known else math.inf,
         obs_low=float(seen.low.min()) if known else -math.inf,
         num_actions=int(actions.n),
-        score_name="return",
+        score_name=kind.SCORE_NAME,
         frames=config.stack,
         truncates=True,
         limit=math.ceil(limit / config.frame_skip) if limit else 0,
     )
 
 
-def _make(name: str) -> gymnasium.Env[Any, Any]:
-    """The environment of that name, with the time limit it is registered with."""
-    if not name:
-        raise UserError("gym: names no environment; give its id, as in gym:CartPole-v1.")
+@functools.lru_cache(maxsize=64)
+def _step_seconds(kind: Any, name: str, config: HostConfig) -> float:
+    env = kind(name).make(config)
     try:
-        return gymnasium.make(name)
-    except (
-        gymnasium.error.Error,
-        ImportError,
-        ValueError,
-    ) as error:  # unknown, or what it needs is missing: it says so
-        raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        began, steps = time.perf_counter(), 0
+        while steps < _MEASURED_STEPS and time.perf_counter() - began < _MEASURED_SECONDS:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+        return (time.perf_counter() - began) / steps
+    finally:
+        env.close()
 
 
 def _lives(info: Mapping[str, Any]) -> int:
-    """Left in the game, as far as the environment tells: Atari says `lives`, Mario `life`."""
+    """Left in the game, as far as the environment tells."""
     return int(info.get("lives", info.get("life", 0)))
-
-
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()).strip("`'\"")
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
-def _name(env: gymnasium.Env[Any, Any]) -> str:
-    return f"{PREFIX}{env.spec.id}" if env.spec else str(env)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> Any:

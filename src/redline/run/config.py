@@ -27,6 +27,7 @@ from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
+_WORTH_ACTORS = 500e-6  # seconds a step must take
 DEFAULT_ALGO = "dqn"
 _OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
@@ -61,7 +62,11 @@ class Settings:
     save_replay: bool = True  # the replay memory goes into the checkpoints
     eval_episodes: int = 256  # greedy games played at the end, 0: none
     tensorboard: bool = False  # write TensorBoard files into the run folder
-    retry: float | None = None  # share of lost games played again from some moves before the loss
+    actors: int | None = None  # processes that play environments of the host; 0: none, they are played in step
+    inference: str = "auto"  # where actions are chosen: actors (in each of them) or central (for all at once)
+    publish: int = 0  # updates between two publications of weights to actors; 0: automatic
+    drop_oldest: bool = False  # what actors played and nobody read in time is overwritten; else they wait
+    retry: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
     retry_steps: int = 32  # moves before it at least, twice as many at most
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
@@ -85,6 +90,8 @@ class Plan:
     graph: bool
     minutes: float | None
     retry: float
+    actors: int
+    inference: str
     run_dir: Path
     curriculum: Curriculum | None
     reasons: dict[str, str]  # setting -> why it was chosen
@@ -95,6 +102,7 @@ class Plan:
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
         decided |= {"curriculum": self.curriculum is not None, "retry": self.retry}
+        decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         return (
             settings
@@ -108,10 +116,13 @@ class Plan:
             }
         )
 
-    def identity(self) -> dict[str, Any]:
-        """What a continued run must share, besides the algorithm's FIXED options."""
-        record = self.describe()
-        return {name: record[name] for name in ("seed", "num_envs", "time_limit", "rules_version", "env_options")}
+    def identity(self, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What a continued run must share, besides the algorithm's FIXED options; of another one's `describe`, if given."""
+        record = record or self.describe()
+        names = ("seed", "num_envs", "time_limit", "rules_version", "env_options")
+        found = {name: record.get(name) for name in names}
+        free = getattr(self.rules.game, "FREE", ())
+        return found | {"env_options": {k: v for k, v in (found["env_options"] or {}).items() if k not in free}}
 
     @property
     def identity_hash(self) -> str:
@@ -186,7 +197,14 @@ def resolve(settings: Settings) -> Plan:
         algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
     if settings.num_envs is not None:
         num_envs, reasons["num_envs"] = settings.num_envs, "asked for"
-    for name, least in (("num_envs", 1), ("accumulate", 1), ("eval_episodes", 0), ("seed", 0), ("retry_steps", 1)):
+    for name, least in (
+        ("num_envs", 1),
+        ("accumulate", 1),
+        ("eval_episodes", 0),
+        ("seed", 0),
+        ("retry_steps", 1),
+        ("publish", 0),
+    ):
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
@@ -212,6 +230,8 @@ def resolve(settings: Settings) -> Plan:
     precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
     compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_host(game))
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
+    actors, reasons["actors"] = _pick_actors(settings, rules, machine, num_envs)
+    inference, reasons["inference"] = _pick_inference(settings, machine)
     curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     return Plan(
@@ -227,6 +247,8 @@ def resolve(settings: Settings) -> Plan:
         graph=graphs,
         minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
         retry=retry,
+        actors=actors,
+        inference=inference,
         run_dir=run_dir,
         curriculum=curriculum,
         reasons=reasons,
@@ -294,6 +316,34 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
         if settings.curriculum:
             raise
         return None, f"the game's own does not fit these options: {error}"
+
+
+def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> tuple[int, str]:
+    """Processes that play. Where a step costs less than handing it over, there are none."""
+    wanted = settings.actors
+    if not is_host(rules.game):
+        if wanted:
+            raise UserError(f"actors is {wanted}, but {settings.env} is played on the device; leave it away.")
+        return 0, "the game is played on the device"
+    if wanted is not None:
+        if not 0 <= wanted <= num_envs:
+            raise UserError(f"actors is {wanted}; expected 0 to {num_envs}, the number of environments.")
+        return wanted, "asked for"
+    if settings.deterministic:
+        return 0, "what actors play cannot be repeated exactly"
+    cost = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
+    if cost < _WORTH_ACTORS:
+        return 0, f"a step takes {1e6 * cost:,.0f} µs: less than it costs to hand it over"
+    return min(max(1, machine.cores - 1), num_envs), f"a step takes {1e3 * cost:,.1f} ms: each core but one plays"
+
+
+def _pick_inference(settings: Settings, machine: Hardware) -> tuple[str, str]:
+    if settings.inference not in ("auto", "actors", "central"):
+        raise UserError(f"inference is '{settings.inference}'; expected auto, actors or central.")
+    if settings.inference != "auto":
+        return settings.inference, "asked for"
+    del machine
+    return "central", "the cores of the actors are left to the environments"
 
 
 def _pick_compile(wanted: bool | None, machine: Hardware, host: bool) -> tuple[bool, str]:

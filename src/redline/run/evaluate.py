@@ -222,8 +222,8 @@ def _evaluate_host(
     limit = math.ceil(max_steps / slots) if max_steps else 0  # steps a slot, 0: none
     longest = min((x for x in (rules.time_limit, slot_steps) if x), default=0)
     envs = HostEnvs(rules.game, rules.config, slots, longest)
-    # Of each slot its games: score, length, whether it was over, whether it was finished.
-    found: list[list[tuple[float, float, bool, bool]]] = [[] for _ in range(slots)]
+    # Of each slot its games: score, length, whether it was won, whether it was over, whether it was finished.
+    found: list[list[tuple[float, float, bool, bool, bool]]] = [[] for _ in range(slots)]
     played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
     try:
         envs.reset(HELD_OUT + seed)
@@ -238,7 +238,8 @@ def _evaluate_host(
             begins = torch.from_numpy(envs.terminated | envs.truncated)
             for slot in np.flatnonzero(ended):
                 cut = slot_steps and not envs.lost[slot] and envs.length[slot] == slot_steps
-                found[slot].append((envs.score[slot], envs.length[slot], envs.lost[slot], not cut))
+                ends = envs.won[slot], envs.lost[slot], not cut
+                found[slot].append((envs.score[slot], envs.length[slot], *ends))
             played += ended
             if not max_steps:
                 busy &= played < quota
@@ -248,14 +249,12 @@ def _evaluate_host(
                 progress(int(played.sum()))
         going_on = busy & ~envs.over & (envs.length > 0)
         for slot in np.flatnonzero(going_on):
-            found[slot].append((envs.score[slot], envs.length[slot], False, False))
+            found[slot].append((envs.score[slot], envs.length[slot], False, False, False))
     finally:
         envs.close()
-    score, length, over, finished = np.array([game for games in found for game in games], dtype=np.float64).T
-    stopped_by = "max_steps" if max_steps else "episodes"
-    scores, lengths, game_over, ended_all = (torch.from_numpy(x) for x in (score, length, over > 0, finished > 0))
-    wins = torch.zeros_like(game_over)  # no environment says that it was won
-    return Evaluation(scores, lengths, wins, game_over, ended_all, stopped_by)
+    score, length, *flags = np.array([game for games in found for game in games], dtype=np.float64).T
+    scores, lengths, wins, game_over, finished = map(torch.from_numpy, (score, length, *(x > 0 for x in flags)))
+    return Evaluation(scores, lengths, wins, game_over, finished, "max_steps" if max_steps else "episodes")
 
 
 def _keep(lanes: batch.Lanes, mask: Tensor) -> batch.Lanes:

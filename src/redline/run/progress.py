@@ -62,7 +62,7 @@ class Progress:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def show(self, record: dict[str, Any], share_done: float, seconds_left: float | None) -> None:
-        """One log record: `env_steps`, rates, score, loss, device use, phase of the curriculum."""
+        """One log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
         parts = {
             "steps": quantity(record["env_steps"]),
             "steps/s": quantity(record["env_steps_per_second"]),
@@ -75,6 +75,13 @@ class Progress:
         }
         if self.phases:
             parts["phase"] = f"{record['phase']} {record['phase_number']}/{self.phases}"
+        if "actor_busy" in record:
+            parts["actors"] = f"{100 * record['actor_busy']:.0f} % busy"
+            parts["queue"] = f"{100 * record['queue']:.0f} %"
+            parts["lag"] = f"{record['policy_lag']:.1f}"
+            parts["waiting"] = f"{100 * record['learner_wait']:.0f} %"
+            if record["drops"]:
+                parts["dropped"] = quantity(record["drops"])
         if "gpu_percent" in record:
             parts["GPU"] = f"{record['gpu_percent']:.0f} %"
         if self.live:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.collect.actors import ActorCollector, Options
 from redline.collect.device import Collector
-from redline.collect.host import HostCollector
+from redline.collect.fleet import CannotStart
+from redline.collect.host import HostCollector, HostLanes
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
@@ -19,12 +21,15 @@ from redline.envs.host import HostEnvs, is_host
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
 
+_PUBLISH = 8  # gradient steps between two publications of weights, of a learner that learns after every row
+
 
 class Session:
     """Everything that trains, on its device. `iterate` is the hot loop: with games of tensors it never waits."""
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
+        self.cores: hardware.SharedCores | None = None  # where actors have some of their own
         _check_memory(plan)
         if plan.device.type == "cuda":  # streams and events are those of the current device
             torch.cuda.set_device(plan.device)
@@ -39,11 +44,9 @@ class Session:
         self.host = is_host(rules.game)
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
         self.learner = plan.algo.Learner(rules, plan.algo_config, lanes.game, plan.num_envs, seed, runtime, accumulate)
-        self.collector: Collector | HostCollector
+        self.collector: Collector | HostCollector | ActorCollector
         if self.host:
-            envs = HostEnvs(rules.game, rules.config, plan.num_envs, rules.time_limit)
-            envs.reset(seed)
-            self.collector = HostCollector(rules, self.learner, envs, plan.device, self._fast)
+            self.collector = self._actors() if plan.actors else self._in_step()
         else:
             self.collector = Collector(rules, self.learner, lanes, plan.retry, plan.settings.retry_steps)
         self._build()
@@ -65,6 +68,47 @@ class Session:
         self._collect = self.compiler(self.collector.step)
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
         self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
+
+    def _in_step(self) -> HostCollector:
+        rules = self.plan.rules
+        envs = HostEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit)
+        envs.reset(self.plan.settings.seed)
+        return HostCollector(rules, self.learner, envs, self.plan.device, self._fast)
+
+    def _actors(self) -> ActorCollector:
+        plan, settings = self.plan, self.plan.settings
+        publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
+        central = plan.inference == "central"
+        if plan.device.type == "cpu":
+            self.cores = hardware.SharedCores(plan.actors)
+        own = self.cores.others if self.cores else ()
+        options = Options(
+            settings.env, plan.actors, central, publish, settings.drop_oldest, cores=own, seed=settings.seed
+        )
+        return ActorCollector(
+            plan.rules,
+            self.learner,
+            plan.algo,
+            plan.algo_config,
+            plan.num_envs,
+            plan.device,
+            options,
+            self._fast,
+            self.notify,
+        )
+
+    def _start(self) -> None:
+        """Actors begin to play with the weights there are now; where they cannot, all is played in this process."""
+        assert isinstance(self.collector, ActorCollector)
+        try:
+            self.collector.start()
+        except CannotStart as error:
+            self.notify(f"Playing in this process: actors cannot start ({error}).")
+            number = self.collector.number
+            self.collector.close()
+            self.collector = self._in_step()
+            self.collector.begin_again(self.plan.settings.seed, number)
+            self._build()
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
@@ -93,6 +137,8 @@ class Session:
 
     def iterate(self, count: int) -> None:
         """Play `count` times `horizon` steps in every environment, and learn after each once enough has been played."""
+        if isinstance(self.collector, ActorCollector) and not self.collector.started:
+            self._start()
         for _ in range(count):
             if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
                 self.share = max(self.share, min(self.env_steps / self.plan.settings.steps, 1.0))
@@ -103,6 +149,8 @@ class Session:
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
+                if isinstance(self.collector, HostLanes):
+                    self.collector.learned()
             else:
                 self._collect_only()
             self.learner.after()
@@ -139,7 +187,7 @@ class Session:
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Means of the learner's metrics over the last `updates`, which start again."""
         found: dict[str, float] = self.learner.read_metrics(updates) if updates else {}
-        return found
+        return found | (self.collector.measures() if isinstance(self.collector, HostLanes) else {})
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
@@ -161,6 +209,8 @@ class Session:
         """Let go of threads and files; nothing more is learned."""
         self.learner.close()
         self.collector.close()
+        if self.cores is not None:
+            self.cores.give_back()
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
@@ -177,7 +227,7 @@ class Session:
         forgotten = "replay" in own and "replay" not in groups
         forgotten = not self.learner.loaded() or forgotten
         self.remembered = 0 if forgotten else counters["remembered"]
-        if isinstance(self.collector, HostCollector):
+        if isinstance(self.collector, HostLanes):
             self.collector.begin_again(self.plan.settings.seed, self.iterations)
             if not self.learner.interrupted():
                 self.remembered = 0

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from redline.collect.fleet import ActorsLost
 from redline.core.errors import UserError
 from redline.replay.disk import FILE
 from redline.run import devices
@@ -28,7 +29,7 @@ from redline.run.session import Session
 
 _LOG_SECONDS = 1.0  # aimed at between log points
 _EVAL_STEPS = 4_000  # of a slot in the evaluation at the end: an agent that never loses must not play for ever
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75}
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,12 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
             session.share = min(_share_done(plan, session, episodes, time.monotonic() - started, compiling), 1.0)
             count = _iterations_allowed(plan, session, chunk)
             chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
-            session.iterate(count)
+            try:
+                session.iterate(count)
+            except ActorsLost as error:  # what was learned until then is kept
+                progress.say(str(error))
+                stopped_by = "actors"
+                break
 
             # Log: the one look at the device.
             tally = session.collector.tally.read()
@@ -284,10 +290,8 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
                 f"{plan.run_dir} holds a run of {before['env']} with {before['algo']}, not of {plan.settings.env} with "
                 f"{plan.settings.algo}; name another folder with --run-dir."
             )
-    now = plan.identity()
-    differs = [
-        f"{key} was {before.get(key)!r}, now {value!r}" for key, value in now.items() if before.get(key) != value
-    ]
+    then, now = plan.identity(before), plan.identity()
+    differs = [f"{key} was {then[key]!r}, now {value!r}" for key, value in now.items() if then[key] != value]
     # An option the run did not know had, as far as it matters, its default.
     defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
     was, is_now = _plain(defaults) | before["algo_options"], plan.describe()["algo_options"]

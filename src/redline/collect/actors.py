@@ -1,0 +1,348 @@
+"""From asynchronous actor processes to rollouts: they play while the learner learns; nobody waits for a lock.
+
+    actor 0: environments ─► ring ─┐
+    actor 1: environments ─► ring ─┼─► staged rows of all lanes ─► device ─► the learner, a row at a time
+    actor 2: environments ─► ring ─┘
+
+The policy is asked in the actors, to which weights are published as they are learned, or here for all of them at once.
+The newest row stays staged until the next has come: only then is it known whether that one continues it. Where an actor was
+replaced or rows were dropped it does not, and the row is cut there: no sample spans the break.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+from redline.collect.fleet import Fleet
+from redline.collect.host import Array, HostLanes, Prepare
+from redline.collect.player import Player, flat_weights
+from redline.collect.rings import Ring, RingPlan
+from redline.collect.rows import TOLD, plain_spec, row_fields
+from redline.collect.server import Seat, Server
+from redline.collect.shared import CELL, Layout, Memory, Status, Weights
+from redline.envs.batch import Rules
+
+_MOVED = 1_000  # transitions moved at once, where a rollout is waited for anyway
+_AHEAD = 64  # rows an actor may be ahead of a learner that learns after every row
+_NAP = 100e-6  # seconds between two looks at the rings
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to collect."""
+
+    env: str  # its name
+    actors: int  # processes
+    central: bool  # the policy is asked here, for all actors at once; else in each of them
+    publish: int = 1  # updates between two publications of weights
+    drop_oldest: bool = False  # what was not read in time is overwritten; else actors wait
+    check: bool = False  # checksums on all rows and weights
+    cores: tuple[int, ...] = ()  # of the actors, one each; none: the system decides
+    seed: int = 0
+
+
+class ActorCollector(HostLanes):
+    """N lanes that actor processes play, from `start` on."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        learner: Any,
+        algo: ModuleType,
+        config: Any,
+        lanes: int,
+        device: torch.device,
+        options: Options,
+        prepare: Prepare,
+        notify: Callable[[str], None],
+    ) -> None:
+        super().__init__(rules, learner, lanes, device)
+        self.algo, self.config, self.options, self.notify = algo, config, options, notify
+        self.device, self.number = device, 0
+        self.version, self.updates = 0, 0  # of the weights published, and updates since
+        self.outputs = tuple(torch.zeros(lanes, device=device) for _ in algo.OUTPUTS)
+        self.targets = {"obs": self.state.obs, "begins": self.begins, "action": self.action, "final": self.final}
+        self.targets |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
+        self.targets |= {f"out.{name}": x for name, x in zip(algo.OUTPUTS, self.outputs, strict=True)}
+        self._absorb = prepare(self.absorb)
+        self._share_memory(lanes)
+        self._make_staging(lanes)
+        self.server: Server | None = None
+        self.fleet: Fleet | None = None
+        self.begun = time.monotonic()
+        self.rows_read = self.rows_before = 0
+        self.lag = self.wait_ns = self.move_ns = 0.0
+        self.counted = [(0, 0)] * options.actors  # busy and waiting nanoseconds of each actor, when last asked
+
+    def _share_memory(self, lanes: int) -> None:
+        """One block for all that is shared: rings, weights, how the actors are."""
+        options, spec = self.options, self.learner.spec
+        self.cores = options.cores
+        self.capacity = max(self.learner.horizon, _AHEAD) + 2
+        self.groups = _split(lanes, options.actors, 2 if options.central else 1)
+        size = 4 * flat_weights(self.learner.plays).numel()
+        offsets = {"control": 0, "weights": CELL * 8}
+        end = CELL * 8 + Weights.layout(size).bytes
+        statuses, rings = [], []
+        for own in self.groups:
+            statuses.append((end, sum(count for _, count in own)))
+            end += Status.layout(statuses[-1][1]).bytes
+            for _, count in own:
+                fields = Layout(row_fields(spec, count, self.algo.OUTPUTS))
+                plan = RingPlan(fields, self.capacity, options.drop_oldest, options.check)
+                rings.append((end, plan))
+                end += plan.layout.bytes
+        self.memory = Memory.create(end)
+        self.control = self.memory.array(offsets["control"], (2,), np.float64)  # stop; share of training done
+        self.weights = Weights(self.memory, offsets["weights"], size, check=options.check)
+        self.statuses = [Status(self.memory, *place) for place in statuses]
+        self.rings = [Ring(self.memory, offset, plan) for offset, plan in rings]
+        self.slices = [slice(first, first + count) for own in self.groups for first, count in own]
+        self.breaks: list[list[int]] = [[] for _ in rings]  # rows of each that do not continue the one before
+        common = {
+            "parent": os.getpid(),
+            "fd": self.memory.fd,
+            "bytes": self.memory.size,
+            **offsets,
+            "env": options.env,
+            "options": asdict(self.rules.config),
+            "time_limit": self.rules.time_limit,
+            "spec": plain_spec(spec),
+            "inference": "central" if options.central else "actors",
+            "algo": self.algo.__name__.rpartition(".")[2],
+            "algo_options": asdict(self.config),
+            "lanes": lanes,
+            "seed": options.seed,
+            "check": options.check,
+        }
+        places = iter(rings)
+        self.jobs: list[dict[str, Any]] = []
+        for own, (status, _) in zip(self.groups, statuses, strict=True):
+            parts = []
+            for first, count in own:
+                offset, plan = next(places)
+                parts.append({"first": first, "lanes": count, "ring": offset, "plan": plan.to_json()})
+            core = self.cores[len(self.jobs)] if self.cores else None
+            self.jobs.append(common | {"status": status, "groups": parts, "core": core})
+
+    def _make_staging(self, lanes: int) -> None:
+        """Rows of all lanes: one copy a ring and a field moves many; page-locked where a GPU fetches them."""
+        self.rows = self.capacity + 1
+        self.least = min(math.ceil(_MOVED / lanes), self.learner.horizon)
+        pinned = self.device.type == "cuda"
+        fields = row_fields(self.learner.spec, lanes, self.algo.OUTPUTS) | {"version": ((len(self.rings),), np.int64)}
+        self.staged = {name: _host_array((self.rows, *shape), dtype, pinned) for name, (shape, dtype) in fields.items()}
+        self.parts = [
+            {name: array[:, index] if name == "version" else array[:, lane] for name, array in self.staged.items()}
+            for index, lane in enumerate(self.slices)
+        ]
+        self.on_host = {name: torch.from_numpy(self.staged[name]) for name in self.targets}
+        self.fetched = {k: x.to(self.device, copy=True) for k, x in self.on_host.items()} if pinned else self.on_host
+        self.side = torch.cuda.Stream(self.device) if pinned else None
+        self.arrived = torch.cuda.Event() if pinned else None
+        self.count, self.taken = 0, 0  # rows staged, and those of them that went to the learner; the last one stays
+
+    def start(self) -> None:
+        """Begin to play, with the weights that the learner has now."""
+        if self.fleet is not None:
+            return
+        options, config = self.options, self.rules.config
+        acted, key = int(self.learner.acted), int(self.learner.key)
+        lanes = self.slices[-1].stop
+        if options.central:
+            player = Player(self.rules, self.algo, self.config, lanes, key, self.device)
+            lane_of = [torch.arange(lane.start, lane.stop) for lane in self.slices]
+            seats = [Seat(ring, lane) for ring, lane in zip(self.rings, lane_of, strict=True)]
+            self.server = Server(player, seats, self.algo.OUTPUTS, acted, lambda: float(self.control[1]))
+        self._publish()
+        if self.server:
+            self.server.start()
+        more = {"acted": acted, "key": key, "number": self.number}
+        rings = iter(self.rings)
+        own_rings = [[next(rings) for _ in own] for own in self.groups]
+        guard = self.server.lock if self.server else nullcontext()
+        self.fleet = Fleet(
+            [job | more for job in self.jobs],
+            self.statuses,
+            own_rings,
+            config.timeout,
+            config.restarts,
+            self.notify,
+            self._break,
+            guard,
+        )
+        self.begun = time.monotonic()
+
+    @property
+    def started(self) -> bool:
+        return self.fleet is not None
+
+    def begin_again(self, seed: int, number: int) -> None:
+        """Episodes that were not played before, once it starts."""
+        del seed  # the same
+        self.number = number
+
+    def close(self) -> None:
+        """Actors end; twice is fine."""
+        self.control[0] = 1.0
+        if self.fleet is not None:
+            self.fleet.close()
+        if self.server is not None:
+            self.server.close()
+        self.memory.close()
+
+    # -------------------------------------------------------------------------------------------------------- rows
+
+    def step(self) -> None:
+        """The learner ingests the next row of all lanes."""
+        if self.taken + 1 >= self.count:
+            self._stage()
+        row = self.taken
+        for name, target in self.targets.items():
+            target.copy_(self.fetched[name][row])
+        self._absorb()
+        self.tally.add({name: self.staged[name][row] for name in TOLD})
+        self.lag += self.version - float(self.staged["version"][row].mean())
+        self.rows_read += 1
+        self.taken += 1
+
+    @torch.no_grad()
+    def absorb(self) -> None:
+        """Remember a row that was played elsewhere."""
+        self.learner.remember(self.see(), None, self.action, self.outputs)
+        self.ingest()
+
+    def _stage(self) -> None:
+        """Move more rows of all lanes here, waiting until there are enough."""
+        if self.arrived is not None:
+            self.arrived.synchronize()  # the rows before have left
+        if self.count:  # the one that stayed is the first now
+            for array in self.staged.values():
+                array[0] = array[self.count - 1]
+        start = min(self.count, 1)
+        began = time.perf_counter_ns()
+        least = self.least + 1 - start
+        while (found := min(ring.available() for ring in self.rings)) < least:
+            self._check()
+            time.sleep(_NAP)
+        moved = time.perf_counter_ns()
+        rows = min(found, self.rows - start)
+        for index in range(len(self.rings)):
+            self._move(index, rows, start)
+        self.count, self.taken = start + rows, 0
+        if self.side is not None and self.arrived is not None:
+            self.side.wait_stream(torch.cuda.current_stream())  # what was fetched before has been read
+            with torch.cuda.stream(self.side):
+                for name, tensor in self.fetched.items():
+                    tensor[: self.count].copy_(self.on_host[name][: self.count], non_blocking=True)
+                self.arrived.record()
+            torch.cuda.current_stream().wait_event(self.arrived)
+        self.wait_ns += moved - began
+        self.move_ns += time.perf_counter_ns() - moved
+
+    def _move(self, index: int, rows: int, start: int) -> None:
+        """So many rows of one ring, to be staged from `start` on; where they do not continue what was before, that is cut."""
+        ring, part, breaks = self.rings[index], self.parts[index], self.breaks[index]
+        done = 0
+        while done < rows:
+            most = rows - done
+            if breaks and ring.next < breaks[0]:
+                most = min(most, breaks[0] - ring.next)
+            copied = ring.take(most, part, start + done)
+            if not copied:  # overwritten while they were copied
+                self._check()
+                time.sleep(_NAP)
+                continue
+            broken = ring.skipped > 0
+            while breaks and ring.next > breaks[0]:
+                breaks.pop(0)
+                broken = True
+            if broken and start + done:
+                last = start + done - 1
+                part["truncated"][last] |= ~part["terminated"][last]
+            done += copied
+
+    def _break(self, ring: Ring) -> None:
+        """The next row of that ring is of another process than those before."""
+        self.breaks[self.rings.index(ring)].append(ring.written)
+
+    def _check(self) -> None:
+        """Raise what keeps rows from coming."""
+        assert self.fleet is not None
+        self.fleet.check()
+        if self.server is not None and self.server.error is not None:
+            raise self.server.error
+
+    # ---------------------------------------------------------------------------------------------------- policies
+
+    def learned(self) -> None:
+        """After an update: actors get new weights, every `publish` times."""
+        self.updates += 1
+        self.control[1] = float(self.learner.progress)
+        if self.updates >= self.options.publish:
+            self._publish()
+
+    def _publish(self) -> None:
+        self.updates = 0
+        self.version += 1
+        weights = flat_weights(self.learner.plays)
+        if self.server is not None:
+            self.server.offer(weights, self.version)
+        else:
+            self.weights.publish(weights.cpu().numpy(), self.version)
+
+    # ---------------------------------------------------------------------------------------------------- measures
+
+    def measures(self) -> dict[str, float]:
+        """How collecting went since this was last asked."""
+        now = time.monotonic()
+        seconds, rows = max(now - self.begun, 1e-9), max(self.rows_read - self.rows_before, 1)
+        lanes = self.slices[-1].stop
+        depth = [ring.available() / self.capacity for ring in self.rings]
+        counts = [(status.busy_ns, status.wait_ns) for status in self.statuses]
+        spent = [(b - b0, w - w0) for (b, w), (b0, w0) in zip(counts, self.counted, strict=True)]
+        busy = [b / max(b + w, 1) for b, w in spent]
+        found = {
+            "queue": float(np.mean(depth)),
+            "queue_max": max(depth),
+            "drops": float(sum(ring.dropped for ring in self.rings)),
+            "policy_lag": self.lag / rows,
+            "actor_busy": float(np.mean(busy)),
+            "learner_wait": self.wait_ns / 1e9 / seconds,
+            "reader_ms": self.move_ns / 1e6 / (rows * lanes / 1000),  # to move 1,000 transitions
+            "restarts": float(self.fleet.failed if self.fleet else 0),
+        }
+        self.begun, self.rows_before, self.counted = now, self.rows_read, counts
+        self.lag = self.wait_ns = self.move_ns = 0.0
+        return found
+
+
+def _split(lanes: int, actors: int, parts: int) -> list[list[tuple[int, int]]]:
+    """For each actor its groups of lanes: (first, count). No group is empty; two groups take turns to wait for actions."""
+    found, first = [], 0
+    for own in np.array_split(np.arange(lanes), actors):
+        groups = []
+        for group in np.array_split(own, min(parts, len(own))):
+            groups.append((first, len(group)))
+            first += len(group)
+        found.append(groups)
+    return found
+
+
+def _host_array(shape: tuple[int, ...], dtype: DTypeLike, pinned: bool) -> Array:
+    if not pinned:
+        return np.zeros(shape, dtype)
+    kind = torch.from_numpy(np.zeros(1, dtype)).dtype
+    array: Array = torch.zeros(shape, dtype=kind, pin_memory=True).numpy()
+    return array

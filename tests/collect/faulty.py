@@ -1,0 +1,88 @@
+"""Environments that go wrong. Each counts: (episode, step, luck) is seen; an episode has five steps.
+
+The variable FAULTY says how: raise, exit, kill, segfault, hang, reset, differ; in step FAULTY_AT. FAULTY_FLAG names a file:
+only the first environment to make it goes wrong; where it is not given, all do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Faulty(gymnasium.Env[Any, Any]):
+    def __init__(self) -> None:
+        size = 4 if os.environ.get("FAULTY") == "differ" and os.getppid() == int(os.environ["FAULTY_PARENT"]) else 3
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.episode, self.steps = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        del options
+        super().reset(seed=seed)
+        if self.steps and os.environ.get("FAULTY") == "reset":
+            self._fail("raise")
+        self.episode, self.time, self.luck = self.episode + 1, 0, float(self.np_random.random())
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time, self.steps = self.time + 1, self.steps + 1
+        how = os.environ.get("FAULTY", "")
+        if how not in ("", "reset", "differ") and self.steps == int(os.environ.get("FAULTY_AT", "23")):
+            self._fail(how)
+        if slow := os.environ.get("FAULTY_SLOW"):
+            time.sleep(float(slow))
+        return self._seen(), float(action), self.time >= 5, False, {}
+
+    def _fail(self, how: str) -> None:
+        flag = os.environ.get("FAULTY_FLAG")
+        if flag:
+            try:
+                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        if how == "raise":
+            raise ArithmeticError("the emulator is on fire")
+        if how == "exit":
+            os._exit(7)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "segfault":
+            ctypes.string_at(0)
+        if how == "hang":
+            time.sleep(1e6)
+
+    def _seen(self) -> Any:
+        seen = np.zeros(self.observation_space.shape, np.float32)
+        seen[:3] = self.episode, self.time, self.luck
+        return seen
+
+
+class Match(gymnasium.Env[Any, Any]):
+    """Earns 1 where the action is the number seen, else 0; eight steps an episode."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(3), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        del options
+        super().reset(seed=seed)
+        self.time, self.shown = 0, int(self.np_random.integers(3))
+        return self.shown, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self.shown)
+        self.time, self.shown = self.time + 1, int(self.np_random.integers(3))
+        return self.shown, reward, self.time >= 8, False, {}
+
+
+for kind in (Faulty, Match):
+    if f"{kind.__name__}-v0" not in gymnasium.registry:
+        gymnasium.register(f"{kind.__name__}-v0", kind)
