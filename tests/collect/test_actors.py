@@ -425,5 +425,7 @@ def test_environments_that_are_fast_are_played_in_step() -> None:
 def test_slow_ones_are_played_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLOW", "0.01")
     plan = resolve(Settings(ENV, device="cpu", env_options={"sticky": "0.1"}))
-    assert plan.actors == max(1, plan.hardware.cores - 1)
+    cores = plan.hardware.cores
+    assert plan.actors == (min(cores, plan.num_envs) if cores <= 4 else min(cores - 1, plan.num_envs))
+    assert plan.inference == ("actors" if plan.actors >= cores else "central")
     assert resolve(Settings(ENV, device="cpu", env_options={"sticky": "0.1"}, deterministic=True)).actors == 0

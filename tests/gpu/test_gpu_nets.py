@@ -16,10 +16,12 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(
-    ("net", "stride", "border"), [("mlp", 1, True), ("cnn", 2, True), ("cnn", 1, False), ("resnet", 2, True)]
+    ("net", "stride", "border"),
+    [("mlp", 1, True), ("cnn", 2, True), ("cnn", 1, False), ("resnet", 2, True), ("pixels", 2, True)],
 )
 def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, border: bool, layer_norm: bool) -> None:
-    spec = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
+    side = 40 if net == "pixels" else 10
+    spec = Spec((3, side, side), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
     config = nets.NetConfig(
         net=net, hidden=(64,), channels=(16, 32), stride=stride, border=border, layer_norm=layer_norm
     )

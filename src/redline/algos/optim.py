@@ -55,20 +55,21 @@ class Optimizer:
 
     def step(self, gradients: tuple[Tensor, ...], allowed: Tensor | None = None) -> Tensor:
         """One Adam step with scaled gradients, where it is `allowed` () bool. Returns () bool: whether it was taken."""
-        gradient = torch.cat([g.flatten() for g in gradients]) / self.scale
+        gradient = torch.cat([g.flatten() for g in gradients])
+        if self.scaled:
+            gradient = gradient / self.scale
         norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(norm)
         gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
         taken = finite if allowed is None else finite & allowed
         self.steps += taken
-        mean = torch.where(taken, self.mean + (1 - _BETA_1) * (gradient - self.mean), self.mean)
-        square = torch.where(taken, self.square + (1 - _BETA_2) * (gradient * gradient - self.square), self.square)
+        # What depends on the step is one number each, so that where nothing is fused the vectors are read few times.
+        counts = taken.to(torch.float32)
+        self.mean.lerp_(gradient, (1 - _BETA_1) * counts)
+        self.square.lerp_(gradient.square(), (1 - _BETA_2) * counts)
         count = self.steps.clamp(min=1.0)
-        unbiased = mean / (1 - _BETA_1**count)
-        spread = (square / (1 - _BETA_2**count)).sqrt()
-        self.flat.sub_(torch.where(taken, self.learning_rate * unbiased / (spread + _EPSILON), 0.0))
-        self.mean.copy_(mean)
-        self.square.copy_(square)
+        spread = self.square.sqrt().mul_((1 - _BETA_2**count).rsqrt()).add_(_EPSILON)
+        self.flat.addcmul_(self.mean / spread, -self.learning_rate * counts / (1 - _BETA_1**count))
         self.skipped += ~finite
         if self.scaled:
             grow = self.good + 1 >= _GROWTH_INTERVAL

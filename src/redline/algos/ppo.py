@@ -210,7 +210,7 @@ class Learner(OnPolicy):
         """See OnPolicy. Advantages are normalised over the whole batch."""
         config = self.config
         with self.runtime.autocast():
-            logits, value = self.net(self.obs[index], None if self.legal is None else self.legal[index])
+            logits, value = self.net(self.obs.index_select(0, index), None if self.legal is None else self.legal[index])
         every_logp = logits.log_softmax(1)
         entropy = -(every_logp.exp() * every_logp).sum(1).mean()  # an illegal action has probability 0
         logp, old_logp = nets.gather(every_logp, self.action[index]), self.logp[index]

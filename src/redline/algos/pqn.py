@@ -179,7 +179,7 @@ class Learner(OnPolicy):
         """See OnPolicy."""
         del whole
         with self.runtime.autocast():
-            values = self.net.chosen(self.obs[index], self.action[index])
+            values = self.net.chosen(self.obs.index_select(0, index), self.action[index])
         loss = 0.5 * (values - self.target[index]).square().mean() / self.accumulate
         with torch.no_grad():
             lane = torch.arange(self.num_envs, device=index.device)

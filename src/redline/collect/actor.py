@@ -14,13 +14,10 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from typing import Any, NamedTuple
 
 CANNOT, DIFFERS = 3, 4  # exit status: the environment cannot be made here; it is another here than it should be
-_PATIENCE = 64  # times nothing was found to do before it sleeps for longer
-_SHORT, _LONG = 20e-6, 500e-6  # seconds of sleep
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 
@@ -30,9 +27,9 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # started this one: it ends its actors when it has made use of them
     job = json.loads(sys.stdin.readline())
     _die_with_parent(job["parent"])
-    if job["core"] is not None:
-        os.sched_setaffinity(0, {job["core"]})
-    else:
+    if job["cores"]:
+        os.sched_setaffinity(0, job["cores"])
+    if len(job["cores"]) != 1:
         os.nice(_NICE)  # where all share the cores the learner comes first: actors that are ahead wait for it anyway
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs
@@ -95,11 +92,12 @@ class _Actor:
         from redline.collect.player import Player
         from redline.collect.rings import Ring, RingPlan
         from redline.collect.rows import FROM_ENVS, check_spec
-        from redline.collect.shared import Memory, State, Status, Weights
+        from redline.collect.shared import Memory, Nap, State, Status, Weights
         from redline.envs import make_rules
         from redline.envs.host import HostEnvs
 
         torch.set_num_threads(1)
+        self.nap = Nap()
         self.torch, self.job, self.State, self.fields = torch, job, State, FROM_ENVS
         memory = Memory.attach(job["fd"], job["bytes"])
         self.control = memory.array(job["control"], (2,), np.float64)  # stop; share of training done
@@ -131,16 +129,13 @@ class _Actor:
         """Until it is told to stop."""
         step = self._ask_or_step if self.central else self._play
         wants = self.State.NEEDS_ACTIONS if self.central else self.State.NEEDS_ROOM
-        idle = 0
         while not self.control[0]:
             done = [step(group) for group in self.groups]  # every group is tried
             if any(done):
-                idle = 0
-                continue
-            if not idle:
+                self.nap.found()
+            else:
                 self.status.enter(wants)
-            idle += 1
-            time.sleep(_SHORT if idle < _PATIENCE else _LONG)
+                self.nap.take()
 
     def close(self) -> None:
         for group in self.groups:

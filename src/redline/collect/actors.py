@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from types import ModuleType
@@ -30,12 +30,11 @@ from redline.collect.player import Player, flat_weights
 from redline.collect.rings import Ring, RingPlan
 from redline.collect.rows import TOLD, plain_spec, row_fields
 from redline.collect.server import Seat, Server
-from redline.collect.shared import CELL, Layout, Memory, Status, Weights
+from redline.collect.shared import CELL, Layout, Memory, Nap, Status, Weights
 from redline.envs.batch import Rules
 
 _MOVED = 1_000  # transitions moved at once, where a rollout is waited for anyway
 _AHEAD = 64  # rows an actor may be ahead of a learner that learns after every row
-_NAP = 100e-6  # seconds between two looks at the rings
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Options:
     publish: int = 1  # updates between two publications of weights
     drop_oldest: bool = False  # what was not read in time is overwritten; else actors wait
     check: bool = False  # checksums on all rows and weights
-    cores: tuple[int, ...] = ()  # of the actors, one each; none: the system decides
+    cores: Sequence[list[int]] = ()  # that each actor may run on; none: the system decides
     seed: int = 0
 
 
@@ -88,7 +87,6 @@ class ActorCollector(HostLanes):
     def _share_memory(self, lanes: int) -> None:
         """One block for all that is shared: rings, weights, how the actors are."""
         options, spec = self.options, self.learner.spec
-        self.cores = options.cores
         self.capacity = max(self.learner.horizon, _AHEAD) + 2
         self.groups = _split(lanes, options.actors, 2 if options.central else 1)
         size = 4 * flat_weights(self.learner.plays).numel()
@@ -133,8 +131,8 @@ class ActorCollector(HostLanes):
             for first, count in own:
                 offset, plan = next(places)
                 parts.append({"first": first, "lanes": count, "ring": offset, "plan": plan.to_json()})
-            core = self.cores[len(self.jobs)] if self.cores else None
-            self.jobs.append(common | {"status": status, "groups": parts, "core": core})
+            cores = options.cores[len(self.jobs)] if options.cores else []
+            self.jobs.append(common | {"status": status, "groups": parts, "cores": cores})
 
     def _make_staging(self, lanes: int) -> None:
         """Rows of all lanes: one copy a ring and a field moves many; page-locked where a GPU fetches them."""
@@ -233,9 +231,10 @@ class ActorCollector(HostLanes):
         start = min(self.count, 1)
         began = time.perf_counter_ns()
         least = self.least + 1 - start
+        nap = Nap()
         while (found := min(ring.available() for ring in self.rings)) < least:
             self._check()
-            time.sleep(_NAP)
+            nap.take()
         moved = time.perf_counter_ns()
         rows = min(found, self.rows - start)
         for index in range(len(self.rings)):
@@ -262,7 +261,7 @@ class ActorCollector(HostLanes):
             copied = ring.take(most, part, start + done)
             if not copied:  # overwritten while they were copied
                 self._check()
-                time.sleep(_NAP)
+                time.sleep(0)
                 continue
             broken = ring.skipped > 0
             while breaks and ring.next > breaks[0]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from redline.collect.player import Player
 from redline.collect.rings import Ring
-
-_NAP = 50e-6  # seconds between two looks when nobody waits
+from redline.collect.shared import Nap
 
 
 class Seat(NamedTuple):
@@ -60,9 +58,12 @@ class Server:
         try:
             gpu = self.player.device.type == "cuda"
             with torch.cuda.stream(torch.cuda.Stream(self.player.device)) if gpu else nullcontext():
+                nap = Nap()
                 while not self.stop.is_set():
-                    if not self.serve():
-                        time.sleep(_NAP)
+                    if self.serve():
+                        nap.found()
+                    else:
+                        nap.take()
         except BaseException as error:  # the thread that waits for rows raises it
             self.error = error
 

@@ -45,6 +45,23 @@ def fence(lock: Any = threading.Lock) -> None:
     own.acquire()
 
 
+class Nap:
+    """Waiting without a lock: sleeps that grow while nothing is found, so that looking costs next to nothing."""
+
+    def __init__(self, shortest: float = 20e-6, longest: float = 1e-3) -> None:
+        """In seconds."""
+        self.shortest, self.longest = shortest, longest
+        self.next = shortest
+
+    def take(self) -> None:
+        time.sleep(self.next)
+        self.next = min(2 * self.next, self.longest)
+
+    def found(self) -> None:
+        """There was something: look again soon."""
+        self.next = self.shortest
+
+
 class Memory:
     """Zeros that processes share. They have no name, so that nothing is left when the last process that has them ends."""
 

@@ -95,21 +95,24 @@ def _processor() -> str:
 
 
 class SharedCores:
-    """Cores of this machine: `others` for processes of their own, one each, the rest for this one until `give_back`."""
+    """Cores of this machine for so many `others`, processes of one thread, and for this one until `give_back`.
+
+    Where there are enough each has its own; where not, this process keeps to one and the others run wherever there is time.
+    """
 
     def __init__(self, others: int) -> None:
         self.threads = torch.get_num_threads()
-        self.before: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
-        every = sorted(self.before)
-        self.others: tuple[int, ...] = ()  # none: the system decides
-        if 0 < others < len(every):
-            self.others = tuple(every[-others:])
-            self._stay_on(every[:-others])
-        torch.set_num_threads(max(1, len(every) - others))
+        every = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+        self.every, mine = every, max(1, len(every) - others)
+        alone = others < len(every)
+        self.others = [[core] for core in every[mine:]] if alone else [every] * others
+        if every:
+            self._stay_on(every[:mine])
+        torch.set_num_threads(mine)
 
     def give_back(self) -> None:
-        if self.others:
-            self._stay_on(sorted(self.before))
+        if self.every:
+            self._stay_on(self.every)
         torch.set_num_threads(self.threads)
 
     @staticmethod

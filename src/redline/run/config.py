@@ -231,7 +231,7 @@ def resolve(settings: Settings) -> Plan:
     compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_host(game))
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
     actors, reasons["actors"] = _pick_actors(settings, rules, machine, num_envs)
-    inference, reasons["inference"] = _pick_inference(settings, machine)
+    inference, reasons["inference"] = _pick_inference(settings, machine, actors)
     curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     return Plan(
@@ -334,15 +334,19 @@ def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: 
     cost = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
     if cost < _WORTH_ACTORS:
         return 0, f"a step takes {1e6 * cost:,.0f} µs: less than it costs to hand it over"
-    return min(max(1, machine.cores - 1), num_envs), f"a step takes {1e3 * cost:,.1f} ms: each core but one plays"
+    why = f"a step takes {1e3 * cost:,.1f} ms"
+    if machine.tier == "cpu-few":
+        return min(machine.cores, num_envs), f"{why}: every core plays while the learner waits"
+    return min(max(1, machine.cores - 1), num_envs), f"{why}: each core but one plays"
 
 
-def _pick_inference(settings: Settings, machine: Hardware) -> tuple[str, str]:
+def _pick_inference(settings: Settings, machine: Hardware, actors: int) -> tuple[str, str]:
     if settings.inference not in ("auto", "actors", "central"):
         raise UserError(f"inference is '{settings.inference}'; expected auto, actors or central.")
     if settings.inference != "auto":
         return settings.inference, "asked for"
-    del machine
+    if machine.kind == "cpu" and actors >= machine.cores:
+        return "actors", "actors and learner share the cores: nobody waits to be answered"
     return "central", "the cores of the actors are left to the environments"
 
 
