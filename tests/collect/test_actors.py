@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -299,6 +300,41 @@ def test_a_starved_learner_waits(collecting: Collecting, monkeypatch: pytest.Mon
     assert session.collector.measures()["learner_wait"] > 0.8
 
 
+def test_breaks_are_cut_wherever_they_lie(collecting: Collecting) -> None:
+    """After a reader that was overtaken: a gap, and among the rows that follow the first of a new process."""
+    session = collecting(drop_oldest=True, inference="actors", lanes=2, **REMEMBERS)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    ring, part = collector.rings[0], collector.parts[0]
+    for number in range(2 * collector.capacity):
+        row = ring.open()
+        assert row is not None
+        row["score"][:] = number
+        ring.commit()
+        if number == 1:
+            collector._move(0, 2, 0)
+    assert part["score"][:2, 0].tolist() == [0, 1]
+    part["truncated"][:] = part["begins"][:] = False
+    collector.breaks[0].append(ring.written - 2)
+    rows = ring.available()
+    collector._move(0, rows, 1)
+    newest = 2 * collector.capacity - 1
+    assert part["score"][1 : rows + 1, 0].tolist() == list(range(newest - rows + 1, newest + 1))
+    expected = [0, rows - 2]  # before the gap, and before the new process
+    assert np.flatnonzero(part["truncated"][: rows + 1, 0]).tolist() == expected
+    assert np.flatnonzero(part["begins"][: rows + 1, 0]).tolist() == [row + 1 for row in expected]
+
+
+def test_cores_are_given_back(collecting: Collecting) -> None:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    session = collecting(inference="actors", **REMEMBERS)
+    session.iterate(2)
+    assert len(os.sched_getaffinity(0)) == max(1, len(before) - 1)
+    session.stop_playing()
+    assert os.sched_getaffinity(0) == before
+    assert torch.get_num_threads() == threads
+
+
 def script(body: str, **environment: str) -> subprocess.Popen[str]:
     source = f"import sys\nsys.path[:0] = [{HERE!r}]\n" + textwrap.dedent(body)
     return subprocess.Popen(
@@ -405,8 +441,14 @@ def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
         (Settings("snake", actors=2), "actors is 2, but snake is played on the device"),
         (Settings("gym:CartPole-v1", actors=-1), "actors is -1; expected 0 to 8"),
         (Settings("gym:CartPole-v1", actors=9, num_envs=8), "actors is 9; expected 0 to 8"),
-        (Settings("gym:CartPole-v1", inference="both"), "inference is 'both'; expected auto, actors or central"),
-        (Settings("gym:CartPole-v1", publish=-1), "publish is -1"),
+        (Settings("gym:CartPole-v1", actors=1, deterministic=True), "deterministic is on, but what actors play"),
+        (Settings("gym:CartPole-v1", inference="central"), "inference is set, but no actors play"),
+        (Settings("snake", drop_oldest=True), "drop_oldest is set, but no actors play"),
+        (
+            Settings("gym:CartPole-v1", inference="both", actors=1),
+            "inference is 'both'; expected auto, actors or central",
+        ),
+        (Settings("gym:CartPole-v1", publish=-1, actors=1), "publish is -1"),
         (Settings("gym:CartPole-v1", env_options={"timeout": "0"}), "env.timeout is 0"),
         (Settings("gym:CartPole-v1", env_options={"restarts": "-1"}), "env.restarts is -1"),
     ],

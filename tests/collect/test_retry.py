@@ -12,6 +12,7 @@ from redline.core.records import leaves
 from redline.envs import batch, make_rules
 from redline.envs.batch import lane_keys
 from redline.run.config import Settings, resolve
+from redline.run.train import train
 
 LANES, STEPS = 64, 4
 
@@ -148,3 +149,23 @@ def test_environments_of_the_host_cannot_go_back():
     with pytest.raises(UserError, match="cannot go back"):
         resolve(Settings("gym:CartPole-v1", retry=0.5))
     assert resolve(dataclasses.replace(Settings("gym:CartPole-v1"), retry=0.0)).retry == 0
+
+
+def test_a_run_may_be_continued_with_and_without_practice(tmp_path):
+    def train_(steps: int, retry: float) -> int:
+        options = {"hidden": (8,), "rollout": 8, "batch_size": 128}
+        settings = Settings(
+            "snake",
+            "ppo",
+            num_envs=16,
+            steps=steps,
+            retry=retry,
+            device="cpu",
+            compile=False,
+            run_dir=str(tmp_path),
+            eval_episodes=0,
+            algo_options=options,
+        )
+        return train(settings).result["env_steps"]
+
+    assert [train_(256, 0.0), train_(512, 0.5), train_(768, 0.0)] == [256, 512, 768]

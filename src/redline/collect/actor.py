@@ -29,7 +29,7 @@ def main() -> int:
     _die_with_parent(job["parent"])
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])
-    if len(job["cores"]) != 1:
+    if job["shares"]:
         os.nice(_NICE)  # where all share the cores the learner comes first: actors that are ahead wait for it anyway
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs

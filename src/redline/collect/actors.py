@@ -34,6 +34,7 @@ from redline.collect.shared import CELL, Layout, Memory, Nap, Status, Weights
 from redline.envs.batch import Rules
 
 _MOVED = 1_000  # transitions moved at once, where a rollout is waited for anyway
+_LONG_WAIT_NS = 10_000_000_000
 _AHEAD = 64  # rows an actor may be ahead of a learner that learns after every row
 
 
@@ -47,7 +48,6 @@ class Options:
     publish: int = 1  # updates between two publications of weights
     drop_oldest: bool = False  # what was not read in time is overwritten; else actors wait
     check: bool = False  # checksums on all rows and weights
-    cores: Sequence[list[int]] = ()  # that each actor may run on; none: the system decides
     seed: int = 0
 
 
@@ -131,8 +131,7 @@ class ActorCollector(HostLanes):
             for first, count in own:
                 offset, plan = next(places)
                 parts.append({"first": first, "lanes": count, "ring": offset, "plan": plan.to_json()})
-            cores = options.cores[len(self.jobs)] if options.cores else []
-            self.jobs.append(common | {"status": status, "groups": parts, "cores": cores})
+            self.jobs.append(common | {"status": status, "groups": parts})
 
     def _make_staging(self, lanes: int) -> None:
         """Rows of all lanes: one copy a ring and a field moves many; page-locked where a GPU fetches them."""
@@ -151,8 +150,8 @@ class ActorCollector(HostLanes):
         self.arrived = torch.cuda.Event() if pinned else None
         self.count, self.taken = 0, 0  # rows staged, and those of them that went to the learner; the last one stays
 
-    def start(self) -> None:
-        """Begin to play, with the weights that the learner has now."""
+    def start(self, cores: Sequence[list[int]] = ()) -> None:
+        """Begin to play, with the weights that the learner has now; `cores` are those that each actor may run on."""
         if self.fleet is not None:
             return
         options, config = self.options, self.rules.config
@@ -167,11 +166,13 @@ class ActorCollector(HostLanes):
         if self.server:
             self.server.start()
         more = {"acted": acted, "key": key, "number": self.number}
+        shares = options.actors >= (os.cpu_count() or 1)  # the cores, with the learner
+        allowed = cores or [[]] * options.actors  # none: the system decides
         rings = iter(self.rings)
         own_rings = [[next(rings) for _ in own] for own in self.groups]
         guard = self.server.lock if self.server else nullcontext()
         self.fleet = Fleet(
-            [job | more for job in self.jobs],
+            [job | more | {"cores": own, "shares": shares} for job, own in zip(self.jobs, allowed, strict=True)],
             self.statuses,
             own_rings,
             config.timeout,
@@ -231,10 +232,13 @@ class ActorCollector(HostLanes):
         start = min(self.count, 1)
         began = time.perf_counter_ns()
         least = self.least + 1 - start
-        nap = Nap()
+        nap, told = Nap(), False
         while (found := min(ring.available() for ring in self.rings)) < least:
             self._check()
             nap.take()
+            if not told and time.perf_counter_ns() - began > _LONG_WAIT_NS:
+                self.notify("Waiting for the environments: no actor has played for ten seconds.")
+                told = True
         moved = time.perf_counter_ns()
         rows = min(found, self.rows - start)
         for index in range(len(self.rings)):
@@ -255,21 +259,20 @@ class ActorCollector(HostLanes):
         ring, part, breaks = self.rings[index], self.parts[index], self.breaks[index]
         done = 0
         while done < rows:
-            most = rows - done
-            if breaks and ring.next < breaks[0]:
-                most = min(most, breaks[0] - ring.next)
-            copied = ring.take(most, part, start + done)
+            here = start + done
+            copied = ring.take(rows - done, part, here)
             if not copied:  # overwritten while they were copied
                 self._check()
                 time.sleep(0)
                 continue
-            broken = ring.skipped > 0
-            while breaks and ring.next > breaks[0]:
-                breaks.pop(0)
-                broken = True
-            if broken and start + done:
-                last = start + done - 1
-                part["truncated"][last] |= ~part["terminated"][last]
+            first = ring.next - copied
+            broken = [here] if ring.skipped else []  # staged rows that do not continue the one before
+            while breaks and breaks[0] < ring.next:
+                broken.append(here + max(0, breaks.pop(0) - first))
+            for row in broken:
+                part["begins"][row] = True  # of what is seen, too: frames before it are not its own
+                if row:
+                    part["truncated"][row - 1] |= ~part["terminated"][row - 1]
             done += copied
 
     def _break(self, ring: Ring) -> None:

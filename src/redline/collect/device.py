@@ -12,6 +12,8 @@ from redline.core.records import Rollout, Step, assign, leaves, map_record
 from redline.envs import batch
 from redline.envs.batch import Rules
 
+MOMENTS = "moments."  # what names of tensors begin with that practice needs
+
 
 class Tally(NamedTuple):
     """Sums over the episodes that ended since the last log, for each lane (N,): a step adds, only a log adds up lanes.
@@ -103,5 +105,5 @@ class Collector:
         """There is nothing to let go of."""
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {} if self.moments is None else leaves(self.moments, "moments.")
+        kept = {} if self.moments is None else leaves(self.moments, MOMENTS)
         return leaves(self.lanes) | kept

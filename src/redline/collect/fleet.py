@@ -49,6 +49,8 @@ class _Member:
     diary: IO[bytes]
     process: subprocess.Popen[bytes] | None = None
     failures: list[float] = field(default_factory=list)  # when
+    at: tuple[int, int] = (-1, -1)  # where it was last seen, and since when
+    moved: float = 0.0
 
 
 class Fleet:
@@ -65,8 +67,8 @@ class Fleet:
         broken: Callable[[Ring], None],
         guard: AbstractContextManager[Any],
     ) -> None:
-        """`timeout` seconds a row may take; `broken` is told of rings in which what follows does not continue what was,
-        under `guard`: whoever answers actors holds it.
+        """`timeout` seconds a step may take. `broken` is told of rings whose next row does not continue the one before, under
+        `guard`: whoever answers actors holds it.
         """
         self.timeout, self.restarts, self.notify = timeout, restarts, notify
         self.broken, self.guard = broken, guard
@@ -98,22 +100,29 @@ class Fleet:
         self.closing.set()
         if self.thread.is_alive():
             self.thread.join()
-        started = [member.process for member in self.members if member.process is not None]
-        deadline = time.monotonic() + _GRACE
-        for process in started:  # they have been told to stop: see `control`
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in started:
+        else:
+            self._await_end()
+        for process in self._started():
             if process.poll() is None:
                 process.kill()
             process.wait()
-            assert process.stdin
-            process.stdin.close()
+            _let_go(process)
         for member in self.members:
             member.diary.close()
 
+    def _started(self) -> list[subprocess.Popen[bytes]]:
+        return [member.process for member in self.members if member.process is not None]
+
+    def _await_end(self) -> None:
+        """They have been told to stop, see `control`, and do so after their step."""
+        deadline = time.monotonic() + _GRACE
+        for process in self._started():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
     def _start(self, member: _Member) -> None:
         member.status.begin()
+        member.status.lane = member.job["groups"][0]["first"]
         member.diary.truncate(0)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
@@ -158,6 +167,7 @@ class Fleet:
                         self.lost = ActorsLost(
                             f"Actors can no longer be looked after: {type(error).__name__}: {error}."
                         )
+        self._await_end()  # those that this thread started die with it
 
     def _look_after(self, member: _Member) -> None:
         assert member.process
@@ -168,6 +178,10 @@ class Fleet:
         if os.fstat(member.diary.fileno()).st_size > _DIARY:
             member.diary.truncate(0)
         state, seconds = member.status.state, (time.monotonic_ns() - member.status.since_ns) / 1e9
+        at = (member.status.steps, member.status.lane)  # changes with every environment that is stepped
+        if at != member.at:
+            member.at, member.moved = at, time.monotonic()
+        seconds = min(seconds, time.monotonic() - member.moved)
         allowed = self.timeout + (_START_SECONDS if state is State.STARTING else 0.0)
         if state in (State.STARTING, State.STEPPING) and seconds > allowed:
             member.process.send_signal(signal.SIGUSR1)  # says where it hangs
@@ -197,8 +211,7 @@ class Fleet:
         else:
             self.notify(f"{text}\nStarted again ({self.failed} of {self.restarts}); unfinished episodes are discarded.")
             assert member.process
-            assert member.process.stdin
-            member.process.stdin.close()
+            _let_go(member.process)
             member.job = member.job | {"number": member.job["number"] + 1_000_003}  # other episodes than before
             self._start(member)
 
@@ -221,6 +234,12 @@ class Fleet:
     def _said(self, member: _Member) -> str:
         size = os.fstat(member.diary.fileno()).st_size
         return os.pread(member.diary.fileno(), _TOLD, max(0, size - _TOLD)).decode(errors="replace")
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError):  # it died before it had read its job
+        process.stdin.close()
 
 
 def _diary() -> IO[bytes]:

@@ -99,4 +99,5 @@ class Server:
             weights, version, done = offered
             if done is not None:
                 done.wait()
+                weights.record_stream(torch.cuda.current_stream())
             self.player.load(weights, version)

@@ -103,7 +103,7 @@ class SharedCores:
     def __init__(self, others: int) -> None:
         self.threads = torch.get_num_threads()
         every = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-        self.every, mine = every, max(1, len(every) - others)
+        self.every, mine = every, max(1, (len(every) or os.cpu_count() or 1) - others)
         alone = others < len(every)
         self.others = [[core] for core in every[mine:]] if alone else [every] * others
         if every:

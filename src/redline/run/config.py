@@ -231,6 +231,13 @@ def resolve(settings: Settings) -> Plan:
     compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_host(game))
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
     actors, reasons["actors"] = _pick_actors(settings, rules, machine, num_envs)
+    of_actors: dict[str, Any] = {
+        "inference": settings.inference != "auto",
+        "publish": settings.publish,
+        "drop_oldest": settings.drop_oldest,
+    }
+    for name in (name for name, given in of_actors.items() if given and not actors):
+        raise UserError(f"{name} is set, but no actors play ({reasons['actors']}); leave it away or give --actors.")
     inference, reasons["inference"] = _pick_inference(settings, machine, actors)
     curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
@@ -326,6 +333,8 @@ def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: 
             raise UserError(f"actors is {wanted}, but {settings.env} is played on the device; leave it away.")
         return 0, "the game is played on the device"
     if wanted is not None:
+        if wanted and settings.deterministic:
+            raise UserError("deterministic is on, but what actors play cannot be repeated exactly; take --actors 0.")
         if not 0 <= wanted <= num_envs:
             raise UserError(f"actors is {wanted}; expected 0 to {num_envs}, the number of environments.")
         return wanted, "asked for"

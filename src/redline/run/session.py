@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from redline.collect.actors import ActorCollector, Options
-from redline.collect.device import Collector
+from redline.collect.device import MOMENTS, Collector
 from redline.collect.fleet import CannotStart
 from redline.collect.host import HostCollector, HostLanes
 from redline.core.errors import UserError
@@ -79,12 +79,7 @@ class Session:
         plan, settings = self.plan, self.plan.settings
         publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
         central = plan.inference == "central"
-        if plan.device.type == "cpu":
-            self.cores = hardware.SharedCores(plan.actors)
-        own = self.cores.others if self.cores else ()
-        options = Options(
-            settings.env, plan.actors, central, publish, settings.drop_oldest, cores=own, seed=settings.seed
-        )
+        options = Options(settings.env, plan.actors, central, publish, settings.drop_oldest, seed=settings.seed)
         return ActorCollector(
             plan.rules,
             self.learner,
@@ -100,12 +95,14 @@ class Session:
     def _start(self) -> None:
         """Actors begin to play with the weights there are now; where they cannot, all is played in this process."""
         assert isinstance(self.collector, ActorCollector)
+        if self.plan.device.type == "cpu":
+            self.cores = hardware.SharedCores(self.plan.actors)
         try:
-            self.collector.start()
+            self.collector.start(self.cores.others if self.cores else ())
         except CannotStart as error:
             self.notify(f"Playing in this process: actors cannot start ({error}).")
             number = self.collector.number
-            self.collector.close()
+            self.stop_playing()
             self.collector = self._in_step()
             self.collector.begin_again(self.plan.settings.seed, number)
             self._build()
@@ -206,11 +203,20 @@ class Session:
         return {"phase": curriculum.phases[self.phase].name, "phase_number": self.phase + 1} if curriculum else {}
 
     def close(self) -> None:
-        """Let go of threads and files; nothing more is learned."""
-        self.learner.close()
-        self.collector.close()
-        if self.cores is not None:
-            self.cores.give_back()
+        """Let go of processes, threads and files; nothing more is learned."""
+        try:
+            self.stop_playing()
+        finally:
+            self.learner.close()
+
+    def stop_playing(self) -> None:
+        """Environments of the host are closed, and the cores of actors are this process's again."""
+        try:
+            self.collector.close()
+        finally:
+            if self.cores is not None:
+                self.cores.give_back()
+                self.cores = None
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
@@ -222,6 +228,9 @@ class Session:
         for group, tensors in own.items():
             if group in groups:
                 saved = self.learner.adapt(groups[group]) if group == "replay" else groups[group]
+                if group == "envs":  # practice may have begun, or ended, since
+                    kept = {k: v for k, v in tensors.items() if k.startswith(MOMENTS)}
+                    saved = kept | {k: v for k, v in saved.items() if k in kept or not k.startswith(MOMENTS)}
                 copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         forgotten = "replay" in own and "replay" not in groups

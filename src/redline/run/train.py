@@ -206,6 +206,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
         progress.say(
             f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds, at most {_EVAL_STEPS:,} steps each."
         )
+        session.stop_playing()  # cores are for evaluation now
         outcome = evaluate(
             plan.rules,
             _agent(plan, session),

@@ -159,8 +159,10 @@ def alone(plan: Plan, processes: int, seconds: float, treated: bool) -> float:
     rates = []
     for process in started:
         assert process.stdout
-        rates.append(float(process.stdout.read().split()[-1]))
-        process.wait()
+        said = process.stdout.read().split()
+        if process.wait():
+            raise UserError(f"{plan.settings.env} cannot be played alone; what it said stands above.")
+        rates.append(float(said[-1]))
     return sum(rates)
 
 
@@ -240,10 +242,10 @@ def gymnasiums(settings: Settings, seconds: float) -> dict[str, float]:
     session = Session(resolve(Settings(**(vars(settings) | {"actors": 0}))), _complain)
     session.collector.close()
     plan = session.plan
-    envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
-    session.collector = HostCollector(plan.rules, session.learner, envs, plan.device, session._fast)
-    session._build()
     try:
+        envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
+        session.collector = HostCollector(plan.rules, session.learner, envs, plan.device, session._fast)
+        session._build()
         return _measured(session, seconds)
     finally:
         session.close()
