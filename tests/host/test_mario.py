@@ -276,7 +276,7 @@ def test_what_suits_it(old: None) -> None:
     assert (config.frame_max, config.reward_clip, config.patience, config.noops) == (False, False, 1200, 0)
     spec = plan.rules.game.spec(config)
     assert (spec.obs_shape, spec.num_actions, spec.score_name) == ((4, 84, 84), 7, "furthest x")
-    assert plan.algo_config.net == "resnet"
+    assert plan.algo_config.net == "pixels"
     own = resolve(Settings("mario", device="cpu", env_options={"sticky": "0.25", "frame_skip": "2", "noops": "30"}))
     assert (own.rules.config.sticky, own.rules.config.frame_skip, own.rules.config.noops) == (0.25, 2, 30)
 

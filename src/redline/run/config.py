@@ -238,7 +238,9 @@ def resolve(settings: Settings) -> Plan:
     }
     for name in (name for name, given in of_actors.items() if given and not actors):
         raise UserError(f"{name} is set, but no actors play ({reasons['actors']}); leave it away or give --actors.")
-    inference, reasons["inference"] = _pick_inference(settings, machine, actors)
+    inference, why_inference = _pick_inference(settings, machine, actors)
+    if actors:
+        reasons["inference"] = why_inference
     curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     return Plan(
