@@ -322,7 +322,9 @@ def test_doctor() -> None:
 
 def test_list() -> None:
     record = call("list", "--json").json
-    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": ["device", "pinned", "memmap"]}
+    hosts = ["gym:ID", "mario:W-S"]
+    replay = ["device", "pinned", "memmap"]
+    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": replay, "hosts": hosts}
     output = call("list")
     assert output.code == 0
     for name in games.names() + algos.names():

@@ -392,6 +392,7 @@ def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.envs import HOSTS
 
     found = {"games": games.names(), "algorithms": algos.names(), "replay": list(REPLAY)}
+    found["hosts"] = [host.SPELLING for host in HOSTS.values()]
     if as_json:
         _print_json(found)
         return 0

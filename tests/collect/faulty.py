@@ -65,24 +65,5 @@ class Faulty(gymnasium.Env[Any, Any]):
         return seen
 
 
-class Match(gymnasium.Env[Any, Any]):
-    """Earns 1 where the action is the number seen, else 0; eight steps an episode."""
-
-    def __init__(self) -> None:
-        self.observation_space, self.action_space = spaces.Discrete(3), spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        del options
-        super().reset(seed=seed)
-        self.time, self.shown = 0, int(self.np_random.integers(3))
-        return self.shown, {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = float(action == self.shown)
-        self.time, self.shown = self.time + 1, int(self.np_random.integers(3))
-        return self.shown, reward, self.time >= 8, False, {}
-
-
-for kind in (Faulty, Match):
-    if f"{kind.__name__}-v0" not in gymnasium.registry:
-        gymnasium.register(f"{kind.__name__}-v0", kind)
+if "Faulty-v0" not in gymnasium.registry:
+    gymnasium.register("Faulty-v0", Faulty)

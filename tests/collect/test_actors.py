@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from redline.core.errors import UserError
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
-HERE = str(Path(__file__).parent)
+HERE, TOYS = (str(Path(__file__).parents[1] / folder) for folder in ("collect", "host"))
 ENV = "gym:faulty:Faulty-v0"
 SMALL: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": (32,), "learning_starts": 64, "batch_size": 32, "replay_capacity": 4000, "epsilon_steps": 500},
@@ -39,6 +41,7 @@ BOTH = pytest.mark.parametrize("inference", ["actors", "central"])
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
+    monkeypatch.syspath_prepend(TOYS)
     for name in ("FAULTY", "FAULTY_FLAG", "FAULTY_AT", "FAULTY_SLOW"):
         monkeypatch.delenv(name, raising=False)
 
@@ -97,7 +100,9 @@ def test_what_is_played_arrives(collecting: Collecting, inference: str, lanes: i
     played = session.collector.tally.read()
     assert played["episodes"] == 20 * lanes
     assert played["length"] == 5
-    assert session.collector.measures()["drops"] == 0
+    measures = session.collector.measures()
+    assert measures["drops"] == 0
+    assert {f"queue_{actor}" for actor in range(1, len(session.collector.statuses) + 1)} <= set(measures)
     assert not collecting.said
 
 
@@ -123,7 +128,7 @@ def test_a_rollout_is_in_order(collecting: Collecting, inference: str) -> None:
 @pytest.mark.parametrize("algo", algos.names())
 def test_every_algorithm_learns(collecting: Collecting, algo: str, inference: str) -> None:
     more = {"n_step": 1} if algo == "dqn" else {}
-    session = collecting("gym:faulty:Match-v0", algo, lanes=8, inference=inference, publish=1, **more)
+    session = collecting("gym:toys:ToyMatch-v0", algo, lanes=8, inference=inference, publish=1, **more)
     best = 0.0
     for _ in range(60):
         session.iterate(20 if algo == "dqn" else 4)
@@ -148,13 +153,42 @@ def test_new_weights_reach_whoever_plays(collecting: Collecting, inference: str)
         for weight in session.learner.net.parameters():
             weight.zero_()
         session.learner.net.mean.fill_(3.5)
-    collector.learned()
+    collector.learned(0.0)
     for _ in range(20):
         session._play()
         if (session.learner.value == 3.5).all():
             break
     assert (session.learner.value == 3.5).all()
     assert session.learner.logp.tolist() == pytest.approx([-0.6931472] * 64, abs=1e-5)  # two actions, equally likely
+
+
+@BOTH
+def test_checksums_hold_where_they_are_asked_for(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch, inference: str
+) -> None:
+    """Of every row here, and of weights in the actor."""
+    monkeypatch.setenv("REDLINE_CHECK", "1")
+    session = collecting(algo="ppo", inference=inference, env_options={"restarts": 0}, rollout=16, batch_size=64)
+    session.iterate(8)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    assert all(ring.plan.check for ring in collector.rings)
+    assert not collecting.said
+    if inference == "actors":
+        with monkeypatch.context() as patch:
+            patch.setattr(zlib, "crc32", lambda *_: 12345)
+            collector.learned(0.0)  # published with a checksum that is not theirs
+        with pytest.raises(ActorsLost, match="torn weights"):
+            session.iterate(50)
+
+
+def test_a_continued_run_goes_on_with_its_share(collecting: Collecting) -> None:
+    session = collecting(algo="pqn", inference="actors")
+    session.plan = dataclasses.replace(session.plan, settings=dataclasses.replace(session.plan.settings, steps=None))
+    session.share = 0.75
+    session._start()
+    assert isinstance(session.collector, ActorCollector)
+    assert session.collector.control[1] == 0.75
 
 
 def test_versions_only_grow_and_lag_is_bounded(collecting: Collecting) -> None:
@@ -325,6 +359,7 @@ def test_breaks_are_cut_wherever_they_lie(collecting: Collecting) -> None:
     assert np.flatnonzero(part["begins"][: rows + 1, 0]).tolist() == [row + 1 for row in expected]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity on this system")
 def test_cores_are_given_back(collecting: Collecting) -> None:
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     session = collecting(inference="actors", **REMEMBERS)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from redline.algos import layers, nets
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.explore import ladder
-from redline.algos.learner import Hooks
+from redline.algos.learner import Acts, Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, flatten, linear
 from redline.core import random, select
@@ -298,7 +298,7 @@ def behaviour_net(spec: Spec, config: Config) -> nets.ValueNet:
     return nets.build(spec, config, 0, config.gamma, config.dueling, config.kind, sigma)
 
 
-class Learner(Hooks):
+class Learner(Acts, Hooks):
     """Four verbs: act, ingest, update, state_dict."""
 
     metrics = ("loss", "q_mean")
@@ -399,19 +399,13 @@ class Learner(Hooks):
             values: Tensor = self.online(obs, legal)
         return values.argmax(1)
 
-    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy for all lanes."""
-        lane = torch.arange(self.num_envs, device=obs.device)
-        turn = Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.acted, self.progress)
-        with self.runtime.autocast():
-            action, outputs = behave(self.config, self.online, turn)
-        self.remember(obs, legal, action, outputs)
-        return action
-
     @property
     def plays(self) -> nn.Module:
-        """The network whose weights the behaviour policy has."""
         return self.online
+
+    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with self.runtime.autocast():
+            return behave(self.config, self.online, turn)
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
         """Count a turn of all lanes; what it was played from is remembered with what came of it."""

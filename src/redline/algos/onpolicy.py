@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets
-from redline.algos.learner import Hooks
+from redline.algos.learner import Acts, Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optim import Optimizer, linear
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Rollout, Runtime, Spec, Turn, map_record
+from redline.core.records import Rollout, Runtime, Spec, map_record
 from redline.envs.batch import Rules
 
 
@@ -78,7 +78,7 @@ def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs:
     }
 
 
-class OnPolicy(Hooks, ABC):
+class OnPolicy(Acts, Hooks):
     """What does not depend on what is learned. Between two updates every lane plays `horizon` steps."""
 
     metrics: tuple[str, ...] = ("loss",)
@@ -182,22 +182,8 @@ class OnPolicy(Hooks, ABC):
         if self.player is not self.net:
             torch._foreach_copy_(list(self.player.parameters()), list(self.net.parameters()))
 
-    @abstractmethod
-    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Actions (N,) int64 of the behaviour policy, and what it says of them: the state's value first, (N,) each."""
-
-    def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy for all lanes; what they were chosen from is remembered."""
-        lane = torch.arange(self.num_envs, device=obs.device)
-        action, outputs = self.behave(
-            Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.acted, self.progress)
-        )
-        self.remember(obs, legal, action, outputs)
-        return action
-
     @property
     def plays(self) -> nn.Module:
-        """The network whose weights the behaviour policy has."""
         return self.net
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:

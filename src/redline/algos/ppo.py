@@ -16,24 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import nets, onpolicy
-from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
+from redline.algos.onpolicy import OnPolicy, OnPolicyConfig
+from redline.algos.onpolicy import complete as complete
+from redline.algos.onpolicy import memory_bytes as memory_bytes
 from redline.algos.optim import flatten, linear
 from redline.core import random
 from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
 from redline.envs.batch import Rules, legal
-
-__all__ = [
-    "FIXED",
-    "OUTPUTS",
-    "Config",
-    "Learner",
-    "behave",
-    "behaviour_net",
-    "complete",
-    "memory_bytes",
-    "policy_net",
-    "suggest",
-]
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,12 @@ from torch import Tensor, nn
 
 from redline.algos import nets, onpolicy, ppo
 from redline.algos.explore import ladder
-from redline.algos.onpolicy import OnPolicy, OnPolicyConfig, complete, memory_bytes
+from redline.algos.onpolicy import OnPolicy, OnPolicyConfig
+from redline.algos.onpolicy import complete as complete
+from redline.algos.onpolicy import memory_bytes as memory_bytes
 from redline.core import random, select
 from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
 from redline.envs.batch import Rules, legal
-
-__all__ = [
-    "FIXED",
-    "OUTPUTS",
-    "Config",
-    "Learner",
-    "behave",
-    "behaviour_net",
-    "complete",
-    "memory_bytes",
-    "policy_net",
-    "suggest",
-]
 
 
 @dataclass(frozen=True)

@@ -150,11 +150,15 @@ class ActorCollector(HostLanes):
         self.arrived = torch.cuda.Event() if pinned else None
         self.count, self.taken = 0, 0  # rows staged, and those of them that went to the learner; the last one stays
 
-    def start(self, cores: Sequence[list[int]] = ()) -> None:
-        """Begin to play, with the weights that the learner has now; `cores` are those that each actor may run on."""
+    def start(self, share: float, cores: Sequence[list[int]] = ()) -> None:
+        """Begin to play, with the weights that the learner has now and that share of training done.
+
+        `cores` are those that each actor may run on.
+        """
         if self.fleet is not None:
             return
         options, config = self.options, self.rules.config
+        self.control[1] = share
         acted, key = int(self.learner.acted), int(self.learner.key)
         lanes = self.slices[-1].stop
         if options.central:
@@ -288,10 +292,10 @@ class ActorCollector(HostLanes):
 
     # ---------------------------------------------------------------------------------------------------- policies
 
-    def learned(self) -> None:
+    def learned(self, share: float) -> None:
         """After an update: actors get new weights, every `publish` times."""
         self.updates += 1
-        self.control[1] = float(self.learner.progress)
+        self.control[1] = share
         if self.updates >= self.options.publish:
             self._publish()
 
@@ -311,13 +315,15 @@ class ActorCollector(HostLanes):
         now = time.monotonic()
         seconds, rows = max(now - self.begun, 1e-9), max(self.rows_read - self.rows_before, 1)
         lanes = self.slices[-1].stop
-        depth = [ring.available() / self.capacity for ring in self.rings]
+        rings = iter(self.rings)
+        depth = [max(next(rings).available() for _ in own) / self.capacity for own in self.groups]
         counts = [(status.busy_ns, status.wait_ns) for status in self.statuses]
         spent = [(b - b0, w - w0) for (b, w), (b0, w0) in zip(counts, self.counted, strict=True)]
         busy = [b / max(b + w, 1) for b, w in spent]
         found = {
             "queue": float(np.mean(depth)),
             "queue_max": max(depth),
+            **{f"queue_{actor}": share for actor, share in enumerate(depth, 1)},
             "drops": float(sum(ring.dropped for ring in self.rings)),
             "policy_lag": self.lag / rows,
             "actor_busy": float(np.mean(busy)),

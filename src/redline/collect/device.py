@@ -73,7 +73,18 @@ class Tally(NamedTuple):
         return found
 
 
-class Collector:
+class Collecting:
+    """What every collector is told and asked by the loop; most have nothing to do or to say."""
+
+    def learned(self, share: float) -> None:
+        """After every update, with the share of training done."""
+
+    def measures(self) -> dict[str, float]:
+        """How collecting goes, since the last time this was asked."""
+        return {}
+
+
+class Collector(Collecting):
     """N lanes in static buffers, and the policy that plays them."""
 
     def __init__(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redline.collect.device import Collecting
 from redline.core.records import Episode, Rollout, Step
 from redline.envs.batch import Rules
 from redline.envs.host import HostEnvs, HostState, frame_shape, stacked
@@ -46,7 +47,7 @@ class HostTally:
         return found
 
 
-class HostLanes:
+class HostLanes(Collecting):
     """N lanes whose environments the host steps, as a learner meets them: a row at a time, in buffers of its device."""
 
     def __init__(self, rules: Rules, learner: Any, lanes: int, device: torch.device) -> None:
@@ -79,13 +80,6 @@ class HostLanes:
         episode = Episode(nothing, nothing, self.reward)  # the host keeps count
         step = Step(self.reward, self.terminated, self.truncated, nothing, HostState(final), episode)
         self.learner.ingest(Rollout(self.state, self.action, step))
-
-    def learned(self) -> None:
-        """After every update."""
-
-    def measures(self) -> dict[str, float]:
-        """How collecting goes, since the last time this was asked."""
-        return {}
 
     def tensors(self) -> dict[str, Tensor]:
         """Nothing: environments of the host cannot be saved. A continued run begins new episodes."""

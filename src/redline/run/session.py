@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ class Session:
         plan, settings = self.plan, self.plan.settings
         publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
         central = plan.inference == "central"
-        options = Options(settings.env, plan.actors, central, publish, settings.drop_oldest, seed=settings.seed)
+        check = bool(os.environ.get("REDLINE_CHECK"))
+        options = Options(settings.env, plan.actors, central, publish, settings.drop_oldest, check, settings.seed)
         return ActorCollector(
             plan.rules,
             self.learner,
@@ -98,7 +100,7 @@ class Session:
         if self.plan.device.type == "cpu":
             self.cores = hardware.SharedCores(self.plan.actors)
         try:
-            self.collector.start(self.cores.others if self.cores else ())
+            self.collector.start(self.share, self.cores.others if self.cores else ())
         except CannotStart as error:
             self.notify(f"Playing in this process: actors cannot start ({error}).")
             number = self.collector.number
@@ -146,8 +148,7 @@ class Session:
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
-                if isinstance(self.collector, HostLanes):
-                    self.collector.learned()
+                self.collector.learned(self.share)
             else:
                 self._collect_only()
             self.learner.after()
@@ -184,7 +185,7 @@ class Session:
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Means of the learner's metrics over the last `updates`, which start again."""
         found: dict[str, float] = self.learner.read_metrics(updates) if updates else {}
-        return found | (self.collector.measures() if isinstance(self.collector, HostLanes) else {})
+        return found | self.collector.measures()
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
