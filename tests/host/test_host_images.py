@@ -217,6 +217,28 @@ def test_evaluation_stacks_as_training_does() -> None:
     assert seen == [[value(max(t - 1, 0)), value(t)] for t in range(7)] * 2
 
 
+@pytest.mark.parametrize("stack", [1, 2])
+def test_images_can_be_black_and_white(stack: int) -> None:
+    """What is played and what is learned from; brightness is kept until it is looked at."""
+    options = {"binary": 120, "stack": stack, "grey": True}
+    small: dict[str, Any] = {"hidden": (8,), "net": "mlp", "rollout": 8, "batch_size": 16}
+    settings = Settings("gym:ToyFilm-v0", "ppo", num_envs=2, device="cpu", env_options=options, algo_options=small)
+    session = Session(resolve(settings), pytest.fail)
+    spec = session.plan.rules.game.spec(session.plan.rules.config)
+    assert (spec.obs_high, set(spec.obs_scale)) == (1.0, {1.0})
+    session._play()
+    newest = session.learner.obs.view(8, 2, *spec.obs_shape)[:, 0, -1, 0, 0].tolist()
+    assert newest == [int(value(t % 7) >= 120) for t in range(8)]
+    assert 0 < sum(newest) < 8
+
+    def policy(obs: torch.Tensor, legal: Any) -> torch.Tensor:
+        assert legal is None
+        assert set(obs.unique().tolist()) <= {0, 1}
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+    evaluate.evaluate(session.plan.rules, policy, 2, CPU)
+
+
 def test_large_images_are_made_small_unless_told_otherwise() -> None:
     plan = resolve(Settings("gym:ToyScreen-v0", device="cpu"))
     config = plan.rules.config
@@ -254,6 +276,8 @@ def test_images_are_treated_as_they_come(name: str, expected: dict[str, Any]) ->
         ({"sticky": 1.0}, r"env\.sticky is 1.0; expected a number from 0 to below 1"),
         ({"size": 84}, r"env\.size is set, but what is seen here, .* is no image"),
         ({"grey": True}, r"env\.grey is set"),
+        ({"binary": 128}, r"env\.binary is set, but what is seen here, .* is no image"),
+        ({"binary": 256}, r"env\.binary is 256; expected 1 to 255"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], sentence: str) -> None:

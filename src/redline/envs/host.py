@@ -40,6 +40,9 @@ class HostConfig:
     frame_max: bool = False  # of the last two images the brighter is seen, cell by cell
     grey: bool = False  # images without colours
     size: int = 0  # rows and columns that images are brought to; 0: as they are
+    binary: int = (
+        0  # brightness, 1 to 255, from which a cell of an image is seen as 1, else as 0; 0: as bright as it is
+    )
     stack: int = 1  # frames that are seen at once
     sticky: float = 0.0  # chance that the action before is taken instead
     life_loss: bool = False  # to the learner the loss of a life is the end; the game and its score go on
@@ -51,6 +54,8 @@ class HostConfig:
         for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("restarts", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"env.{name} is {getattr(self, name)}; expected at least {least}.")
+        if not 0 <= self.binary <= 255:
+            raise UserError(f"env.binary is {self.binary}; expected 1 to 255, or 0 for images as they are.")
         if not 0 <= self.sticky < 1:
             raise UserError(f"env.sticky is {self.sticky}; expected a number from 0 to below 1.")
         if not self.timeout > 0:
@@ -132,7 +137,8 @@ class HostGame:
     def observe(self, config: HostConfig, state: HostState) -> Tensor:
         """Planes of all frames, one behind the other; of a single frame where it is not stacked."""
         one = state.obs.ndim == 1 + len(self.spec(config).obs_shape)  # frame, not a stack of them
-        return state.obs if one else state.obs.flatten(1, 2)
+        planes = state.obs if one else state.obs.flatten(1, 2)
+        return (planes >= config.binary).to(torch.uint8) if config.binary else planes
 
     def legal(self, config: HostConfig, state: HostState) -> Tensor:
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
@@ -320,6 +326,10 @@ def _spec(kind: Any, name: str, config: HostConfig) -> Spec:
     assert isinstance(seen, spaces.Box)
     assert isinstance(actions, spaces.Discrete)
     bytes_seen = seen.dtype == np.uint8
+    if config.binary:
+        if not (bytes_seen and len(seen.shape) == 3):
+            raise UserError(f"env.binary is set, but what is seen here, {seen}, is no image; leave it away.")
+        seen = spaces.Box(0, 1, seen.shape, np.uint8)
     high = np.maximum(np.abs(seen.low.astype(np.float64)), np.abs(seen.high.astype(np.float64)))
     per_channel = high.reshape(len(high), -1).max(1)
     known = bool((high < _LARGE).all())
