@@ -288,7 +288,7 @@ def test_bench_train() -> None:
 def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.tools import bench
 
-    monkeypatch.setattr(bench, "bench_train", lambda **options: options)
+    monkeypatch.setattr(bench, "bench_train", lambda wanted, _: vars(wanted))
     line = "bench train --algo ppo --env.width 6 --ppo.hidden 64,64 --ppo.batch-size 8 --games 4 --json"
     found = call(line).json["train"]
     assert (found["algo"], found["env_options"]) == ("ppo", {"width": "6"})
@@ -301,11 +301,16 @@ def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.Mon
 def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.tools import bench, bench_replay
 
-    monkeypatch.setattr(bench_replay, "bench_replay", lambda **options: [options["capacity"], options["batch"]])
-    monkeypatch.setattr(bench, "bench_env", lambda **options: options["games"])
-    monkeypatch.setattr(bench, "bench_train", lambda **options: options["seconds"])
+    monkeypatch.setattr(bench_replay, "bench_replay", lambda wanted, _: [wanted.capacity, wanted.batch])
+    monkeypatch.setattr(bench, "bench_env", lambda wanted, _: wanted.games)
+    monkeypatch.setattr(bench, "bench_train", lambda wanted, _: wanted.seconds)
     record = call("bench", "--games", "1,2", "--seconds", "0.5", "--capacity", "2k", "--batch", "3,4", "--json").json
     assert (record["env"], record["train"], record["replay"]) == ([1, 2], 0.5, [2000, [3, 4]])
+    collected = record["collect"]
+    assert collected["env"] == "gym:CartPole-v1"
+    ways = ("bare", "in_step", "gymnasium", *(f"{where}_{collected['actors']}" for where in ("central", "actors")))
+    assert all(collected[way]["frames"] > 0 for way in ways)
+    assert collected["transport"]["rings"] > collected["transport"]["queue"] > 0
 
 
 def test_doctor() -> None:

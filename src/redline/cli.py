@@ -18,6 +18,7 @@ from typing import Any
 from redline import __version__
 from redline.core.errors import StorageError, UserError, nearest
 from redline.run.options import parse_value
+from redline.tools.bench_options import BenchOptions, Wanted
 from redline.tools.wording import per_game_over as _per_game_over
 
 # Torch and what needs it are imported by the commands, so that help and errors come at once.
@@ -63,24 +64,6 @@ class WatchOptions:
     fps: float = 12.0  # moves a second
     max_steps: int = 2000  # of a GIF
     device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Options of `redline bench`."""
-
-    env: str = "snake"  # the game
-    algo: str = "dqn"  # the algorithm (train)
-    games: tuple[int, ...] = (1, 16, 64, 256, 4096, 65536)  # how many at once, a row each
-    seconds: float = 1.0  # measured for each figure
-    device: str = "auto"
-    precision: str = "auto"
-    compile: bool | None = None  # leave out the compiled column with --no-compile
-    out: str | None = None  # write the figures as JSON to this file
-    capacity: int = 1_000_000  # transitions of a memory (replay)
-    batch: tuple[int, ...] = (2048,)  # samples at once, a column each (replay)
-    actors: int | None = None  # processes that play (collect); each core but one unless named
-    folder: str | None = None  # where files are made and removed again (replay); the system's unless named
 
 
 @dataclass(frozen=True)
@@ -362,18 +345,15 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
         hint = nearest(argument, kinds) or "."
         raise UserError(f"There is no benchmark '{argument}'{hint} Benchmarks: {', '.join(kinds)}.")
     plain, groups = split_groups(options, str(options.get("algo", BenchOptions.algo)))
-    wanted = build(BenchOptions, plain, "")
-    settings = dataclasses.asdict(wanted) | {"env_options": groups["env"], "algo_options": groups[wanted.algo]}
-    out = settings.pop("out")
-    own = {"replay": ("capacity", "batch", "folder"), "collect": ("actors",)}
-    more = {kind: {name: settings.pop(name) for name in names} for kind, names in own.items()}
+    asked = build(BenchOptions, plain, "")
+    wanted = Wanted(**vars(asked), env_options=groups["env"], algo_options=groups[asked.algo])
     record = bench.describe_machine(wanted.device)
     for kind in [argument] if argument else list(kinds):
-        record[kind] = kinds[kind](**settings, **more.get(kind, {}), out=sys.stderr if as_json else sys.stdout)
-    if out:
+        record[kind] = kinds[kind](wanted, sys.stderr if as_json else sys.stdout)
+    if wanted.out:
         from redline.run.folder import write_json
 
-        write_json(Path(out), record)
+        write_json(Path(wanted.out), record)
     if as_json:
         _print_json(record)
     return 0

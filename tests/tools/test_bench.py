@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import subprocess
 from typing import Any
@@ -16,8 +17,10 @@ from redline.core.records import leaves
 from redline.engine import fast
 from redline.envs import batch, make_rules
 from redline.tools import bench
+from redline.tools.bench_options import Wanted
 
 CPU = torch.device("cpu")
+QUICK = Wanted(games=(2,), seconds=0.01, device="cpu", compile=False)
 
 
 def test_rate_is_calls_by_time_without_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +56,7 @@ def test_the_loop_plays_what_the_environments_play() -> None:
 
 def test_env_table() -> None:
     out = io.StringIO()
-    found = bench.bench_env("snake", (2, 64), 0.01, "cpu", "auto", False, out)
+    found = bench.bench_env(dataclasses.replace(QUICK, games=(2, 64)), out)
     assert [row["games"] for row in found["rows"]] == [2, 64]
     assert all(row.keys() == {"games", "eager"} and row["eager"] > 0 for row in found["rows"])
     assert found["rows"][1]["eager"] > 2 * found["rows"][0]["eager"]  # steps of all games are counted
@@ -75,7 +78,7 @@ def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "Session", Noted)
     out = io.StringIO()
-    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, out, algo_options={"hidden": "16"})
+    found = bench.bench_train(dataclasses.replace(QUICK, games=(8,), algo_options={"hidden": "16"}), out)
     assert [row["games"] for row in found["rows"]] == [8]
     assert found["rows"][0]["eager"] > 0
     assert found["algo_options"] == {"n_step": 1, "net": "mlp", "hidden": "16", "learning_starts": 0}
@@ -102,7 +105,7 @@ def test_train_table_of_an_algorithm_without_replay(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "Session", Noted)
     monkeypatch.setattr(bench, "rate", rate)
     words = {"env_options": {"width": "5"}, "algo_options": {"hidden": "16,8", "rollout": "4", "batch-size": "8"}}
-    found = bench.bench_train("snake", (8,), 0.01, "cpu", "fp32", False, io.StringIO(), algo="ppo", **words)
+    found = bench.bench_train(dataclasses.replace(QUICK, games=(8,), algo="ppo", **words), io.StringIO())
     (session,) = sessions
     calls[0]()
     assert session.env_steps == 4 * 8
@@ -137,16 +140,16 @@ def test_options_of_the_game_reach_the_env_table(monkeypatch: pytest.MonkeyPatch
             seen.append(rules.config.width)
 
     monkeypatch.setattr(bench, "EnvLoop", Noted)
-    bench.bench_env("snake", (2,), 0.01, "cpu", "auto", False, io.StringIO(), env_options={"width": "6"})
+    bench.bench_env(dataclasses.replace(QUICK, env_options={"width": "6"}), io.StringIO())
     assert seen == [6]
     with pytest.raises(UserError, match=r"There is no option env\.widht"):
-        bench.bench_env("snake", (2,), 0.01, "cpu", "auto", False, io.StringIO(), env_options={"widht": "6"})
+        bench.bench_env(dataclasses.replace(QUICK, env_options={"widht": "6"}), io.StringIO())
 
 
 @pytest.mark.parametrize("games", [(), (0,), (4, -1)])
 def test_wrong_numbers_of_games(games: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"games is .*; expected one or more numbers of games"):
-        bench.bench_train("snake", games, 0.01, "cpu", "auto", False, io.StringIO())
+        bench.bench_train(dataclasses.replace(QUICK, games=games), io.StringIO())
 
 
 def test_columns() -> None:

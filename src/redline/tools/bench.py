@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +24,7 @@ from redline.run import options
 from redline.run.config import Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
+from redline.tools.bench_options import Wanted
 
 _WARM_UP = 6  # calls before the clock starts: compilation, capture
 _TRAIN_ROWS = 64  # steps a lane's memory holds in `bench train`
@@ -103,60 +104,37 @@ def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float 
     return steps / (time.perf_counter() - started)
 
 
-def bench_env(
-    env: str,
-    games: tuple[int, ...],
-    seconds: float,
-    device: str,
-    precision: str,
-    compile: bool | None,
-    out: TextIO,
-    algo: str = "",
-    env_options: Mapping[str, Any] | None = None,
-    algo_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Games alone. Steps a second by number of games and way of running. Options are words or values, as of `train`."""
-    del precision, algo, algo_options
-    place = hardware.pick_device(device)
-    chosen = options.build(load_game(env).Config, env_options or {}, "env.")
+def bench_env(wanted: Wanted, out: TextIO) -> dict[str, Any]:
+    """Games alone. Steps a second by number of games and way of running."""
+    env, place = wanted.env, hardware.pick_device(wanted.device)
+    chosen = options.build(load_game(env).Config, wanted.env_options, "env.")
     rules = make_rules(env, dataclasses.asdict(chosen))
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
         compiler = fast.Compiler(compiles, _complain, place, rules.game)
         loop = EnvLoop(rules, count, place, compiler, graphs)
-        per_second = rate(loop.call, seconds, place)
+        per_second = rate(loop.call, wanted.seconds, place)
         if compiler.enabled != compiles or loop.call.enabled != graphs:
             return None  # it fell back: this would be another way's figure
         return count * per_second
 
-    plain = plain_python(env, seconds, rules)
-    asked = f", {dict(env_options)}" if env_options else ""
+    plain = plain_python(env, wanted.seconds, rules)
+    asked = f", {dict(wanted.env_options)}" if wanted.env_options else ""
     print(f"{env}{asked}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
     print(f"  one game in plain Python: {quantity(plain) if plain else '-'}", file=out)
-    rows = _table(games, _ways(place, compile), measure, out)
-    return {"plain_python": plain, "env_options": dict(env_options or {}), "rows": rows}
+    rows = _table(wanted.games, _ways(place, wanted.compile), measure, out)
+    return {"plain_python": plain, "env_options": dict(wanted.env_options), "rows": rows}
 
 
-def bench_train(
-    env: str,
-    games: tuple[int, ...],
-    seconds: float,
-    device: str,
-    precision: str,
-    compile: bool | None,
-    out: TextIO,
-    algo: str = "dqn",
-    env_options: Mapping[str, Any] | None = None,
-    algo_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def bench_train(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Playing and learning. A replay learner takes one gradient sample an environment step, others what they suggest."""
-    place = hardware.pick_device(device)
+    env, algo, place = wanted.env, wanted.algo, hardware.pick_device(wanted.device)
     replays = "replay_capacity" in {field.name for field in dataclasses.fields(algos.load(algo).Config)}
-    wanted = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0} if replays else {}
-    wanted |= {name.replace("-", "_"): word for name, word in (algo_options or {}).items()}
+    learner = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0} if replays else {}
+    learner |= {name.replace("-", "_"): word for name, word in wanted.algo_options.items()}
     # The game as it comes, not as it is best trained.
-    chosen = dataclasses.asdict(options.build(load_game(env).Config, env_options or {}, "env."))
+    chosen = dataclasses.asdict(options.build(load_game(env).Config, wanted.env_options, "env."))
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
@@ -166,27 +144,27 @@ def bench_train(
             algo=algo,
             num_envs=count,
             device=str(place),
-            precision=precision,
+            precision=wanted.precision,
             compile=compiles,
             graph=graphs,
             curriculum=False,
             env_options=chosen,
-            algo_options=fitted | wanted,
+            algo_options=fitted | learner,
         )
         fallen_back: list[str] = []
         session = Session(resolve(settings), fallen_back.append)
         # Twice the warm-up: the first steps fill the memory before learning starts.
-        per_second = rate(lambda: session.iterate(1), seconds, place, warm_up=2 * _WARM_UP)
+        per_second = rate(lambda: session.iterate(1), wanted.seconds, place, warm_up=2 * _WARM_UP)
         if fallen_back:
             _complain(fallen_back[0])
             return None  # this would be another way's figure
         return session.steps_per_iteration * per_second
 
     samples = ", one gradient sample a step" if replays else ""
-    asked = f", {dict(env_options)}" if env_options else ""
-    print(f"{env}{asked}: env-steps/s with {algo}{samples}, {wanted} ({place})", file=out)
-    rows = _table(games, _ways(place, compile), measure, out)
-    return {"algo": algo, "env_options": dict(env_options or {}), "algo_options": wanted, "rows": rows}
+    asked = f", {dict(wanted.env_options)}" if wanted.env_options else ""
+    print(f"{env}{asked}: env-steps/s with {algo}{samples}, {learner} ({place})", file=out)
+    rows = _table(wanted.games, _ways(place, wanted.compile), measure, out)
+    return {"algo": algo, "env_options": dict(wanted.env_options), "algo_options": learner, "rows": rows}
 
 
 def describe_machine(device: str) -> dict[str, Any]:

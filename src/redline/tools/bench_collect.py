@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import gymnasium
@@ -35,38 +35,27 @@ from redline.envs.host import HostEnvs, is_host
 from redline.run.config import Plan, Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
+from redline.tools.bench_options import Wanted
 
 _FAST = "gym:CartPole-v1"
 _START = 12.0  # seconds after which workers begin, all at once
 _LANES, _RING_ROWS, _TRANSPORTERS = 8, 256, 2  # of what carries transitions
 
 
-def bench_collect(
-    env: str,
-    games: tuple[int, ...],
-    seconds: float,
-    device: str,
-    precision: str,
-    compile: bool | None,
-    out: TextIO,
-    algo: str = "ppo",
-    env_options: Mapping[str, Any] | None = None,
-    algo_options: Mapping[str, Any] | None = None,
-    actors: int | None = None,
-) -> dict[str, Any]:
+def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Frames a second: what the environments could play, and what they play in training."""
-    if not is_host(load_game(env)):
-        env = _FAST
-    algo = "ppo" if algo == "dqn" else algo  # SB3's is beside it
+    env = wanted.env if is_host(load_game(wanted.env)) else _FAST
+    algo = "ppo" if wanted.algo == "dqn" else wanted.algo  # SB3's is beside it
+    games, seconds, actors = wanted.games, wanted.seconds, wanted.actors
     settings = Settings(
         env=env,
         algo=algo,
         num_envs=games[0] if len(games) == 1 else None,
-        device=device,
-        precision=precision,
-        compile=compile,
-        env_options=dict(env_options or {}),
-        algo_options=dict(algo_options or {}),
+        device=wanted.device,
+        precision=wanted.precision,
+        compile=wanted.compile,
+        env_options=dict(wanted.env_options),
+        algo_options=dict(wanted.algo_options),
     )
     cores = resolve(settings).hardware.cores
     own = max(1, cores - 1) if actors is None else actors

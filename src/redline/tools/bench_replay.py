@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TextIO
@@ -29,6 +29,7 @@ from redline.replay.ring import Ring
 from redline.run import options
 from redline.run.progress import quantity
 from redline.tools.bench import rate
+from redline.tools.bench_options import Wanted
 
 SHAPE = (4, 14, 7)  # of the observations that are stored as they are, for comparison with others
 ALPHA = 0.6
@@ -93,30 +94,15 @@ class Loop:
         self.ring.after()
 
 
-def bench_replay(
-    env: str,
-    games: tuple[int, ...],
-    seconds: float,
-    device: str,
-    precision: str,
-    compile: bool | None,
-    out: TextIO,
-    algo: str = "",
-    env_options: Mapping[str, Any] | None = None,
-    algo_options: Mapping[str, Any] | None = None,
-    capacity: int = 1_000_000,
-    batch: tuple[int, ...] = (2048,),
-    folder: str | None = None,
-) -> dict[str, Any]:
+def bench_replay(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Samples a second by place, way of drawing and batch size; n = 1, a full memory of `capacity` transitions."""
-    del precision, algo, algo_options, games
-    place = hardware.pick_device(device)
-    chosen = options.build(load_game(env).Config, env_options or {}, "env.")
-    compiles = compile is not False
+    env, capacity, batch, place = wanted.env, wanted.capacity, wanted.batch, hardware.pick_device(wanted.device)
+    chosen = options.build(load_game(env).Config, wanted.env_options, "env.")
+    compiles = wanted.compile is not False
     rows: list[dict[str, Any]] = []
     print(f"samples/s, {capacity:,} transitions, one step each, observations made ({place})", file=out)
     print("  " + f"{'stored':<8}{'where':<8}{'drawn':<13}" + "".join(f"{size:>12,}" for size in batch), file=out)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=wanted.folder) as scratch:
         for what in (env, "frames"):
             rules = frames() if what == "frames" else make_rules(env, vars(chosen))
             for where in ("device", "pinned", "memmap"):
@@ -126,7 +112,7 @@ def bench_replay(
                     print("  " + label, end="", file=out, flush=True)
                     for size in batch:
                         row[str(size)] = _measure(
-                            rules, where, alpha, size, capacity, seconds, place, compiles, Path(scratch)
+                            rules, where, alpha, size, capacity, wanted.seconds, place, compiles, Path(scratch)
                         )
                         print(f"{quantity(row[str(size)]):>12}", end="", file=out, flush=True)
                     print(file=out)
@@ -134,7 +120,7 @@ def bench_replay(
     peers: dict[str, dict[str, float]] = {}
     for name, measure in _peers().items():
         try:
-            peers[name] = {str(size): measure(size, capacity, seconds) for size in batch}
+            peers[name] = {str(size): measure(size, capacity, wanted.seconds) for size in batch}
         except Exception as error:  # theirs, and no reason to lose our own figures
             print(f"  {name:<29}does not run here: {str(error).splitlines()[0][:100]}", file=out, flush=True)
             continue
