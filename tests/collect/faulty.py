@@ -1,7 +1,7 @@
 """Environments that go wrong. Each counts: (episode, step, luck) is seen; an episode has five steps.
 
-The variable FAULTY says how: raise, exit, kill, segfault, hang, reset, differ; in step FAULTY_AT. FAULTY_FLAG names a file:
-only the first environment to make it goes wrong; where it is not given, all do.
+The variable FAULTY says how: raise, exit, kill, segfault, hang, reset, differ, nan; in step FAULTY_AT. FAULTY_FLAG names a
+file: only the first environment to make it goes wrong; where it is not given, all do.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Faulty(gymnasium.Env[Any, Any]):
             ctypes.string_at(0)
         if how == "hang":
             time.sleep(1e6)
+        if how == "nan":
+            self.luck = float("nan")
 
     def _seen(self) -> Any:
         seen = np.zeros(self.observation_space.shape, np.float32)

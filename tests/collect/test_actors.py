@@ -54,7 +54,7 @@ class Collecting:
         self.sessions: list[Session] = []
 
     def __call__(self, env: str = ENV, algo: str = "dqn", actors: int = 1, lanes: int = 4, **more: Any) -> Session:
-        top = {k: more.pop(k) for k in ("inference", "drop_oldest", "publish", "env_options") if k in more}
+        top = {k: more.pop(k) for k in ("inference", "drop_oldest", "publish", "env_options", "retry") if k in more}
         options = SMALL[algo] | more
         settings = Settings(
             env, algo, num_envs=lanes, actors=actors, device="cpu", steps=100_000, algo_options=options, **top
@@ -189,6 +189,13 @@ def test_a_continued_run_goes_on_with_its_share(collecting: Collecting) -> None:
     session._start()
     assert isinstance(session.collector, ActorCollector)
     assert session.collector.control[1] == 0.75
+
+
+def test_actors_are_told_to_practise(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.envs.host.HostGame.GOES_BACK", True)
+    session = collecting(algo="ppo", retry=0.5)
+    session.iterate(2)
+    assert session.collector.fleet.members[0].job["practice"] == (0.5, 32)
 
 
 def test_versions_only_grow_and_lag_is_bounded(collecting: Collecting) -> None:

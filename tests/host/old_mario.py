@@ -41,7 +41,10 @@ class SuperMarioBrosEnv:
         self.pixels = np.zeros((240, 256, 4), np.uint8)
         self.screen = self.pixels[:, :, ::-1][:, :, 1:]
         self.ram = self._ram_buffer()
+        self._has_backup = False
         self.reset()
+        self._skip_start_screen()
+        self._backup()
 
     def _ram_buffer(self) -> Any:
         return self.memory
@@ -68,10 +71,19 @@ class SuperMarioBrosEnv:
     def _get_reward(self) -> float:
         return float(self._x_position - 40)
 
-    def reset(self) -> Any:
-        self.frames, self.done = 0, False
-        self.memory[:] = 0
+    def _skip_start_screen(self) -> None:
+        assert self.memory[0x86] == 0, "the game was not begun anew"
         self._write(40, 400)
+
+    def _backup(self) -> None:
+        self.kept, self._has_backup = (self.frames, self.memory.copy(), self.pixels.copy()), True
+
+    def reset(self) -> Any:
+        self.done = False
+        if self._has_backup:
+            self.frames, self.memory[:], self.pixels[:] = self.kept
+        else:
+            self.frames, self.memory[:] = 0, 0
         return self.screen
 
     def _write(self, x: int, clock: int) -> None:

@@ -224,6 +224,64 @@ def test_who_is_run_over_while_waiting_begins_again(old: None, monkeypatch: pyte
     env.close()
 
 
+def test_practice_begins_before_the_last_loss(old: None) -> None:
+    del old
+    env = MarioEnv(1, 1)
+
+    def until_it_ends(action: int) -> tuple[int, bool]:
+        frames, terminated, info = 0, False, {"won": False}
+        while not terminated:
+            _, _, terminated, _, info = env.step(action)
+            frames += 1
+        return frames, bool(info["won"])
+
+    env.reset(seed=0, options={"moments": 100})
+    assert until_it_ends(RIGHT) == (260, False)
+    for _ in range(2):
+        obs, info = env.reset(options={"moments": 100, "again": True})
+        assert info == {"x": 240, "furthest_x": 240, "clock": 400 - 200 // 24, "won": False, "again": True}
+        assert (obs == 240).all()
+        assert env.step(RIGHT)[1] == pytest.approx(1 / 15)
+        assert until_it_ends(RIGHT) == (59, False)
+    _, info = env.reset(options={"moments": 40})
+    assert info == {"x": 40, "furthest_x": 40, "clock": 400, "won": False}, "a whole game"
+    assert until_it_ends(RIGHT) == (260, False)
+    assert env.reset(options={"moments": 40, "again": True})[1]["x"] == 280
+    assert until_it_ends(RIGHT) == (20, False)
+    assert env.reset(options={"moments": 40, "again": True})[1]["x"] == 40, "from there it could not be helped"
+    assert until_it_ends(RUN_JUMP)[1]
+    assert env.reset(options={"moments": 40, "again": True})[1]["x"] == 40, "nothing was lost"
+    env.close()
+
+
+def test_practice_is_cut_short_and_not_counted(old: None) -> None:
+    del old
+    envs = HostEnvs(load_game("mario"), MarioConfig(frame_skip=4), 1, 0, retry=0.999, retry_steps=20)
+    envs.reset(0)
+    play(envs, *[RIGHT] * 65)
+    assert (envs.over[0], envs.terminated[0], envs.score[0], envs.length[0]) == (True, True, 300, 65)
+    assert envs.obs.shape == (1, 3, 240, 256)
+    assert envs.obs[0, 0, 0, 0] == 200
+    play(envs, *[RIGHT] * 25)
+    assert (envs.over[0], envs.terminated[0], envs.truncated[0]) == (False, True, False)
+    play(envs, *[NOTHING] * 79)
+    assert not (envs.terminated | envs.truncated | envs.over).any()
+    assert envs.length[0] == 79
+    play(envs, NOTHING)
+    assert (envs.over[0], envs.terminated[0], envs.truncated[0]) == (False, False, True)
+    envs.retry = 0.001
+    play(envs, *[RIGHT] * 25, *[RIGHT] * 65)
+    assert (envs.over[0], envs.score[0], envs.length[0]) == (True, 300, 65), "whole games count as ever"
+    envs.close()
+
+
+def test_practice_can_be_asked_for(old: None) -> None:
+    del old
+    assert resolve(Settings("mario", device="cpu", retry=0.5)).retry == 0.5
+    with pytest.raises(UserError, match=r"retry is 0\.5, but gym:CartPole-v1 cannot go back"):
+        resolve(Settings("gym:CartPole-v1", device="cpu", retry=0.5))
+
+
 def test_close_is_final_and_may_be_said_twice(old: None) -> None:
     del old
     env = MarioEnv(1, 1)
@@ -440,6 +498,33 @@ def test_levels_are_where_they_should_be(name: str, world: int, stage: int) -> N
     assert (emulator.ram[0x075F] + 1, emulator.ram[0x075C] + 1) == (world, stage)
     assert info["x"] == 40
     assert info["clock"] in (300, 400)
+    env.close()
+
+
+@real
+def test_the_emulator_goes_back() -> None:
+    env = MarioEnv(1, 1)
+    first, _ = env.reset(seed=0, options={"moments": 30})
+    first, seen, told, over = first.copy(), [], [], False
+    while not over:  # until it meets the first enemy
+        obs, _, over, _, info = env.step(RIGHT)
+        seen.append(obs.copy())
+        told.append(info)
+    frame = len(seen)
+    last = frame // 30 * 30
+    for _ in range(2):
+        obs, info = env.reset(options={"moments": 30, "again": True})
+        assert info == told[last - 1] | {"again": True}
+        for number in range(last, frame):
+            obs, _, over, _, info = env.step(RIGHT)
+            assert (obs == seen[number]).all()
+            assert info == told[number]
+        assert over
+        if frame - last < 60:
+            break
+    obs, info = env.reset(options={"moments": 30})
+    assert (obs == first).all()
+    assert info["clock"] == 400
     env.close()
 
 

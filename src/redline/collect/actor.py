@@ -26,7 +26,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all processes, they are for the one that
         signal.signal(number, signal.SIG_IGN)  # started this one: it ends its actors when it has made use of them
     job = json.loads(sys.stdin.readline())
-    _die_with_parent(job["parent"])
+    die_with_parent(job["parent"])
+    _watch_parent()
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])
     if job["shares"]:
@@ -56,13 +57,17 @@ def main() -> int:
     return 0
 
 
-def _die_with_parent(parent: int) -> None:
-    """Also when it is killed, and also while an environment is stuck in a step."""
+def die_with_parent(parent: int) -> None:
+    """Also when it is killed, and also while an environment is stuck in a step; where the system can do that."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _watch_parent() -> None:
+    """End when it does, whatever the system."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -110,7 +115,7 @@ class _Actor:
         first = job["groups"][0]["first"]
         for group in job["groups"]:
             own, count = group["first"], group["lanes"]
-            envs = HostEnvs(rules.game, rules.config, count, rules.time_limit)
+            envs = HostEnvs(rules.game, rules.config, count, rules.time_limit, *job["practice"])
             envs.at = self.status.at
             envs.reset(job["seed"], job["number"], own)
             ring = Ring(memory, group["ring"], RingPlan.from_json(group["plan"]))

@@ -49,6 +49,7 @@ class Options:
     drop_oldest: bool = False  # what was not read in time is overwritten; else actors wait
     check: bool = False  # checksums on all rows and weights
     seed: int = 0
+    practice: tuple[float, int] = (0.0, 0)  # share of episodes begun before the last loss; steps before it
 
 
 class ActorCollector(HostLanes):
@@ -116,6 +117,7 @@ class ActorCollector(HostLanes):
             "env": options.env,
             "options": asdict(self.rules.config),
             "time_limit": self.rules.time_limit,
+            "practice": self.options.practice,
             "spec": plain_spec(spec),
             "inference": "central" if options.central else "actors",
             "algo": self.algo.__name__.rpartition(".")[2],

@@ -124,7 +124,6 @@ class Fleet:
         member.status.begin()
         member.status.lane = member.job["groups"][0]["first"]
         member.diary.truncate(0)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "redline.collect.actor"],
@@ -132,7 +131,7 @@ class Fleet:
                 stdout=member.diary,
                 stderr=member.diary,
                 pass_fds=(member.job["fd"],),
-                env=environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=child_environment(),
             )
         except OSError as error:
             raise CannotStart(str(error)) from error
@@ -173,7 +172,7 @@ class Fleet:
         assert member.process
         status = member.process.poll()
         if status is not None:
-            self._replace(member, _ending(status))
+            self._replace(member, ending(status))
             return
         if os.fstat(member.diary.fileno()).st_size > _DIARY:
             member.diary.truncate(0)
@@ -236,6 +235,12 @@ class Fleet:
         return os.pread(member.diary.fileno(), _TOLD, max(0, size - _TOLD)).decode(errors="replace")
 
 
+def child_environment() -> dict[str, str]:
+    """Of a process that plays: one thread, and the modules that are found here."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return os.environ | one | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def _let_go(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin
     with contextlib.suppress(BrokenPipeError):  # it died before it had read its job
@@ -249,7 +254,8 @@ def _diary() -> IO[bytes]:
     return file
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
+    """What became of a process that ended."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"

@@ -29,6 +29,8 @@ from redline.envs.opening import ask, open_env
 PREFIX = "gym:"
 _LARGE_IMAGE = 64  # rows and columns from which on images are brought to a common size
 _MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # of an environment, to know what a step costs
+_PRACTICE = 4  # times `retry_steps` it lasts
+WORTH_A_PROCESS = 500e-6  # seconds a step must take to be asked of another process
 _LARGE = 1e6  # bounds beyond this say nothing of what is usually seen
 
 
@@ -69,7 +71,13 @@ class HostState(NamedTuple):
 
 
 class HostGame:
-    """An environment of Gymnasium in the place of a game. It has no rules in tensors: only the host can step it."""
+    """An environment of Gymnasium in the place of a game. It has no rules in tensors: only the host can step it.
+
+    One that `GOES_BACK` keeps moments of its whole games when `reset` is given the option `moments`, the frames between two;
+    with the option `again` it begins at the last moment before a loss, if it has one, and says so: `again` in the info.
+    """
+
+    GOES_BACK = False
 
     SPELLING = "gym:ID"  # how people name one
     SCORE_NAME = "return"
@@ -186,8 +194,14 @@ class HostEnvs:
     An environment whose episode ended has begun the next one by then: `obs` is of the new one, `final` of the old.
     """
 
-    def __init__(self, game: Any, config: Any, count: int, time_limit: int = 0) -> None:
+    def __init__(
+        self, game: Any, config: Any, count: int, time_limit: int = 0, retry: float = 0.0, retry_steps: int = 32
+    ) -> None:
+        """The share `retry` of episodes begins about `retry_steps` before the last loss, where the game can go back; such
+        practice is cut short, and to its end the game is not over: only whole games count.
+        """
         self.game, self.config, self.time_limit = game, config, time_limit
+        self.retry, self.retry_steps = retry, retry_steps
         spec = game.spec(config)
         self.envs = [game.make(config) for _ in range(count)]
         self.obs = np.zeros((count, *frame_shape(spec)), _numpy_dtype(spec.obs_dtype))
@@ -200,6 +214,8 @@ class HostEnvs:
         self.at: Any = np.zeros(1, np.int64)  # the one being stepped: who looks on learns where it failed
         self.first = 0  # number of the first among those of all processes
         self.lives = np.zeros(count, np.int64)
+        self.ended = np.zeros(count, bool)  # the episode did, practice or not
+        self.left = np.zeros(count, np.int64)  # steps of practice to come; 0: a whole game is played
         # Of the game under way, with this step; where it is over, its result.
         self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
         self.begun = False
@@ -211,10 +227,13 @@ class HostEnvs:
         self.first = first
         for lane, (env, own) in enumerate(zip(self.envs, lane_seeds(seed, number, first, len(self.envs)), strict=True)):
             self.at[0] = first + lane
-            self.obs[lane], info = env.reset(seed=own)
+            options = self._moments() if self.retry else None
+            self.obs[lane], info = env.reset(seed=own, options=options)
             self.lives[lane] = _lives(info)
+        self.luck = np.random.default_rng([seed, number, first])
         for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over, self.won):
             array[:] = 0
+        self.ended[:], self.left[:] = False, 0
         self._check("observation", self.obs)
         self.begun = True
 
@@ -224,7 +243,7 @@ class HostEnvs:
             when = "before reset; call reset first" if self.envs else "after close; make it anew"
             raise RuntimeError(f"step of {self.game.name} was called {when}.")
         for array in (self.length, self.score, self.earned):
-            array[self.over] = 0
+            array[self.ended] = 0
         for lane, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             if busy is not None and not busy[lane]:
                 continue
@@ -237,22 +256,38 @@ class HostEnvs:
             self.reward[lane] = learned
             if self.time_limit and self.length[lane] >= self.time_limit:
                 truncated = True
+            practice = self.left[lane] > 0
+            if practice:
+                self.left[lane] -= 1
+                truncated = truncated or not self.left[lane]
             lives = _lives(info)
             lost = self.config.life_loss and lives < self.lives[lane]
             self.final[lane] = obs
             over = terminated or truncated
-            self.over[lane], self.lost[lane] = over, terminated
+            self.ended[lane], self.over[lane], self.lost[lane] = over, over and not practice, terminated
             self.won[lane] = terminated and bool(info.get(self.game.WON))
             self.terminated[lane] = terminated or lost
             self.truncated[lane] = truncated and not self.terminated[lane]
             if over:
-                obs, info = env.reset()
+                obs, info = self._begin(env, lane)
                 lives = _lives(info)
             self.obs[lane], self.lives[lane] = obs, lives
         self._check("reward", self.reward)
         self._check("observation", self.final)
-        if self.over.any():
+        if self.ended.any():
             self._check("observation", self.obs)
+
+    def _begin(self, env: gymnasium.Env[Any, Any], lane: int) -> tuple[Any, dict[str, Any]]:
+        """The next episode: a whole game, or practice."""
+        if not self.retry:
+            return env.reset()
+        again = bool(self.luck.random() < self.retry)
+        obs, info = env.reset(options=self._moments() | {"again": again})
+        self.left[lane] = _PRACTICE * self.retry_steps if info.get("again") else 0
+        return obs, info
+
+    def _moments(self) -> dict[str, Any]:
+        return {"moments": 2 * self.retry_steps * self.config.frame_skip}  # on average half of that before a loss
 
     def _check(self, what: str, given: np.ndarray[Any, Any]) -> None:
         """What is no number, (N, …), would soon be in every weight of a network."""

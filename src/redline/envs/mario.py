@@ -8,6 +8,9 @@ An episode ends with the flag, or the axe of a castle, which is to win, and with
 (300 or 400 counts of 24 frames) among others. An agent that stands before a wall would wait for that clock most of the time:
 who gets no further for `patience` frames is cut short. The emulator knows no chance. Episodes differ by the actions alone, and
 so by `sticky`, and by `noops`.
+
+For practice (`--retry`) the emulator keeps one moment, which is all it has room for: of a whole game every so many frames. A
+loss leaves it where it was last kept, and that is where practice begins, unless nothing can be saved from there.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  #
 _SCREEN = (240, 256, 3)
 _STRIDE = 5  # pixels a frame: none is longer, so that a longer way led through a pipe or back in a maze
 _PRIZE = 15.0  # of winning, and the price of dying, in pixels: six frames of running
+_TOO_LATE = 60  # frames from a moment to a loss: it could not be helped
 _LEVEL = re.compile(r"mario(?::([1-8])-([1-4]))?")
 
 
@@ -59,6 +63,7 @@ class MarioGame(HostGame):
     SCORE_NAME = "furthest x"
     SCORE = "furthest_x"
     WON = "won"
+    GOES_BACK = True
     Config = MarioConfig
 
     def __init__(self, name: str) -> None:
@@ -94,19 +99,30 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(len(_BUTTONS))
         self.noops, self.patience = noops, patience
         self.emulator = _emulator()(target=(world, stage))
+        self.every = 0  # frames between moments that are kept
+        self.moment: tuple[int, ...] | None = None  # what is counted, at the one that can be gone back to
+        self.practice = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        del options
         super().reset(seed=seed)
-        self._running().reset()
+        emulator, wanted = self._running(), options or {}
+        self.every, self.frames = wanted.get("moments", 0), 0
+        moment = self.moment if wanted.get("again") else None
+        self.practice = moment is not None
+        if moment is not None:
+            emulator.reset()
+            self.x, self.furthest, self.record, self.clock, self.idle = moment
+            return emulator.screen, self._told(emulator._get_info()) | {"again": True}
+        self.moment = None
+        emulator.begin()
         for _ in range(int(self.np_random.integers(self.noops + 1)) if self.noops else 0):
-            if self.emulator.step(0)[2]:  # who waits may be run over
-                self.emulator.reset()
+            if emulator.step(0)[2]:  # who waits may be run over
+                emulator.begin()
                 break
-        told = self.emulator._get_info()
+        told = emulator._get_info()
         self.x = self.furthest = self.record = told["x_pos"]
         self.clock, self.idle = told["time"], 0
-        return self.emulator.screen, self._told(told)
+        return emulator.screen, self._told(told)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         # 7.4 says `done`, 9 `terminated, truncated`.
@@ -120,7 +136,19 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         self.x, self.clock = x, clock
         self.record, self.furthest = max(self.record, x), max(self.furthest, x)
         cut = bool(self.patience) and self.idle >= self.patience and not over
+        if self.every:
+            self._remember(over or cut, over and not won)
         return screen, earned / _PRIZE, over, cut, self._told(told)
+
+    def _remember(self, ends: bool, lost: bool) -> None:
+        """Keep a moment of a whole game when it is time to; give up the one there is where it is of no use."""
+        self.frames += 1
+        if ends:
+            if not lost or (self.practice and self.frames < _TOO_LATE):
+                self.moment = None
+        elif not self.practice and self.frames % self.every == 0:
+            self.emulator.keep()
+            self.moment = (self.x, self.furthest, self.record, self.clock, self.idle)
 
     def _told(self, told: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": told["x_pos"], "furthest_x": self.furthest, "clock": told["time"], "won": told["flag_get"]}
@@ -156,6 +184,22 @@ def _emulator() -> Any:
         rom.ROM.header = property(lambda file: file.raw_data[:16].astype(np.int64))
 
     class Emulator(base):
+        moved = False  # what `reset` goes back to is no longer the start of the level
+
+        def begin(self) -> None:
+            """The level anew."""
+            if self.moved:
+                self._has_backup = self.moved = False
+                self.reset()
+                self._skip_start_screen()
+                self._backup()
+            self.reset()
+
+        def keep(self) -> None:
+            """What `reset` goes back to from now on."""
+            self._backup()
+            self.moved = True
+
         def _ram_buffer(self) -> memoryview:
             return memoryview(super()._ram_buffer())  # gives whole numbers, where an array's bytes overflow
 

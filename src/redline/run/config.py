@@ -21,13 +21,12 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
-from redline.envs.host import is_host
+from redline.envs.host import WORTH_A_PROCESS, is_host
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
-_WORTH_ACTORS = 500e-6  # seconds a step must take
 DEFAULT_ALGO = "dqn"
 _OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
@@ -155,7 +154,7 @@ def resolve(settings: Settings) -> Plan:
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
     retry, reasons["retry"] = for_game.pop("retry", (0.0, "every game begins anew"))
-    if is_host(game) and settings.retry:
+    if settings.retry and is_host(game) and not game.GOES_BACK:  # type: ignore[attr-defined]
         raise UserError(f"retry is {settings.retry}, but {settings.env} cannot go back; leave it away.")
     if settings.retry is not None:
         retry, reasons["retry"] = settings.retry, "asked for"
@@ -343,7 +342,7 @@ def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: 
     if settings.deterministic:
         return 0, "what actors play cannot be repeated exactly"
     cost = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
-    if cost < _WORTH_ACTORS:
+    if cost < WORTH_A_PROCESS:
         return 0, f"a step takes {1e6 * cost:,.0f} µs: less than it costs to hand it over"
     why = f"a step takes {1e3 * cost:,.1f} ms"
     if machine.tier == "cpu-few":

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from redline.collect.fleet import CannotStart
+from redline.collect.spread import SpreadEnvs
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.host import HostEnvs, HostState, is_host, stacked
+from redline.envs.host import WORTH_A_PROCESS, HostEnvs, HostState, is_host, stacked
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
@@ -156,7 +158,7 @@ def evaluate(
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
     if is_host(rules.game):
-        return _evaluate_host(rules, policy, episodes, seed, progress, max_steps, slot_steps)
+        return _evaluate_host(rules, policy, episodes, seed, progress, max_steps, slot_steps, notify)
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)
     quota = episodes // slots + (slot < episodes % slots).to(torch.int32)
@@ -215,13 +217,14 @@ def _evaluate_host(
     progress: Callable[[int], None],
     max_steps: int,
     slot_steps: int,
+    notify: Callable[[str], None],
 ) -> Evaluation:
     """The same with environments of the host. `slot_steps` bounds each game: it is cut there and the next one begins."""
     slots = min(episodes, _HOST_SLOTS)
     quota = episodes // slots + (np.arange(slots) < episodes % slots)
     limit = math.ceil(max_steps / slots) if max_steps else 0  # steps a slot, 0: none
     longest = min((x for x in (rules.time_limit, slot_steps) if x), default=0)
-    envs = HostEnvs(rules.game, rules.config, slots, longest)
+    envs = _open(rules, slots, longest, notify)
     # Of each slot its games: score, length, whether it was won, whether it was over, whether it was finished.
     found: list[list[tuple[float, float, bool, bool, bool]]] = [[] for _ in range(slots)]
     played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
@@ -255,6 +258,17 @@ def _evaluate_host(
     score, length, *flags = np.array([game for games in found for game in games], dtype=np.float64).T
     scores, lengths, wins, game_over, finished = map(torch.from_numpy, (score, length, *(x > 0 for x in flags)))
     return Evaluation(scores, lengths, wins, game_over, finished, "max_steps" if max_steps else "episodes")
+
+
+def _open(rules: Rules, slots: int, time_limit: int, notify: Callable[[str], None]) -> HostEnvs | SpreadEnvs:
+    """In as many processes as there are cores, where a step costs more than to ask for it."""
+    processes = min(hardware.detect(torch.device("cpu")).cores, slots)
+    if processes > 1 and rules.game.step_seconds(rules.config) >= WORTH_A_PROCESS:  # type: ignore[attr-defined]
+        try:
+            return SpreadEnvs(rules, slots, time_limit, processes)
+        except CannotStart as error:
+            notify(f"Evaluation plays in this process alone: others cannot make the environment ({error}).")
+    return HostEnvs(rules.game, rules.config, slots, time_limit)
 
 
 def _keep(lanes: batch.Lanes, mask: Tensor) -> batch.Lanes:

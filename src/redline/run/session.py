@@ -49,7 +49,7 @@ class Session:
         if self.host:
             self.collector = self._actors() if plan.actors else self._in_step()
         else:
-            self.collector = Collector(rules, self.learner, lanes, plan.retry, plan.settings.retry_steps)
+            self.collector = Collector(rules, self.learner, lanes, *self._practice)
         self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
@@ -70,9 +70,13 @@ class Session:
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
         self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
 
+    @property
+    def _practice(self) -> tuple[float, int]:
+        return self.plan.retry, self.plan.settings.retry_steps
+
     def _in_step(self) -> HostCollector:
         rules = self.plan.rules
-        envs = HostEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit)
+        envs = HostEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit, *self._practice)
         envs.reset(self.plan.settings.seed)
         return HostCollector(rules, self.learner, envs, self.plan.device, self._fast)
 
@@ -81,7 +85,9 @@ class Session:
         publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
         central = plan.inference == "central"
         check = bool(os.environ.get("REDLINE_CHECK"))
-        options = Options(settings.env, plan.actors, central, publish, settings.drop_oldest, check, settings.seed)
+        options = Options(
+            settings.env, plan.actors, central, publish, settings.drop_oldest, check, settings.seed, self._practice
+        )
         return ActorCollector(
             plan.rules,
             self.learner,
