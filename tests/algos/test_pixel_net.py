@@ -138,6 +138,34 @@ def test_a_convolution_is_one_whichever_way_it_is_computed(kernel: int, stride: 
         torch.testing.assert_close(torch.autograd.grad(way, [conv.weight, x], seen), gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "size"), [(4, 8, (84, 84)), (1, 8, (8, 8)), (3, 4, (43, 40)), (2, 12, (14, 20))]
+)
+def test_of_bytes_it_is_the_same(channels: int, kernel: int, size: tuple[int, int]) -> None:
+    conv, scale = layers.PixelConv(channels, 5, kernel, 4), torch.rand(channels) / 255
+    planes = torch.randint(0, 256, (3, channels, *size), dtype=torch.uint8)
+    assert conv.takes_bytes(planes)
+    plain = planes.float().permute(0, 2, 3, 1).contiguous()
+    found = []
+    for make in (lambda: conv(plain, scale), lambda: conv.of_bytes(planes, scale)):
+        out = make()
+        conv.weight.grad = None
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        with torch.no_grad():
+            found.append((out.detach(), conv.weight.grad, make()))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_bytes_or_has_odd_rows_is_computed_as_ever() -> None:
+    planes = torch.zeros(1, 4, 84, 84, dtype=torch.uint8)
+    assert not layers.PixelConv(4, 5, 4, 2).takes_bytes(planes)
+    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes.float())
+    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes[:, :, :, :82])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes)
+
+
 @pytest.mark.parametrize("playing", [False, True])
 def test_a_batch_equals_its_singles(playing: bool) -> None:
     net, obs = louder(nets.build(spec_of(), SMALL, 1, dueling=True)), images()
@@ -158,7 +186,9 @@ def test_channels_lie_together_all_the_way() -> None:
     net(images())
     with torch.no_grad():
         net(images())
-    assert seen == [True] * 12
+    assert seen == [True] * 10, "the first convolution is asked of bytes"
+    net(images().float())
+    assert seen == [True] * 16
 
 
 def test_first_weights_keep_the_scale_of_what_is_seen() -> None:

@@ -280,11 +280,28 @@ class PixelConv(nn.Linear):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """`scale` (C,) is of each channel of x."""
-        weight = self.weight
-        if scale is not None:  # the weights are fewer than what they see
-            weight = (weight.unflatten(1, (-1, len(scale))) * scale).flatten(1)
+        weight = self.weight if scale is None else self.scaled(scale).flatten(1)
         learning = x.device.type == "cpu" and torch.is_grad_enabled()
         return (self.of_neighbours if learning else self.convolved)(self.blocks(x), weight)
+
+    def takes_bytes(self, planes: Tensor) -> bool:
+        """`of_bytes` can be asked of them."""
+        plain = planes.device.type == "cpu" and planes.dtype == torch.uint8 and not torch.is_autocast_enabled("cpu")
+        return plain and self.stride == 4 and planes.shape[3] % 4 == 0 and not torch.compiler.is_compiling()
+
+    def of_bytes(self, planes: Tensor, scale: Tensor) -> Tensor:
+        """Of images (B, C, H, W) uint8, which need no gradient; in half the time to arrange them: four are moved as one."""
+        rows = planes.shape[2] // 4
+        four = planes[:, :, : 4 * rows].contiguous().view(torch.int32).unflatten(2, (rows, 4))
+        blocks = four.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8).flatten(3).to(self.weight.dtype)
+        # Of a block: channels, in each its rows. There are few weights to be brought into that order.
+        weight = self.scaled(scale).unflatten(1, (-1, 16)).transpose(2, 3).flatten(1)
+        return (self.of_neighbours if torch.is_grad_enabled() else self.convolved)(blocks, weight)
+
+    def scaled(self, scale: Tensor) -> Tensor:
+        """The weights (out, cells, C) of inputs that are to be multiplied by `scale` (C,): they are fewer than those."""
+        weight: Tensor = self.weight.unflatten(1, (-1, len(scale)))
+        return weight * scale
 
     def convolved(self, blocks: Tensor, weight: Tensor) -> Tensor:
         filters = weight.view(len(weight), self.reach, self.reach, -1)

@@ -207,9 +207,14 @@ class Pixels(nn.Module):
         self.dense = Dense(planes * height * width, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        x = obs.to(precision(obs)).permute(0, 2, 3, 1).contiguous()
-        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            x = norm(conv(x, None if index else self.scale))
+        first: Any = self.convs[0]
+        if first.takes_bytes(obs):
+            x = first.of_bytes(obs, self.scale)
+        else:
+            x = first(obs.to(precision(obs)).permute(0, 2, 3, 1).contiguous(), self.scale)
+        x = self.norms[0](x)
+        for conv, norm in zip(self.convs[1:], self.norms[1:], strict=True):
+            x = norm(conv(x))
         return masked(self.dense(x.flatten(1)), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:

@@ -43,15 +43,15 @@ class Player:
             part.copy_(piece.view_as(part))
         self.version = version
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def move(
         self, obs: Tensor, begins: Tensor, lane: Tensor, draw: int, acted: int, progress: float
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Actions (N,) of lanes (N,) int64 that see the frames `obs` (N, …), the first of an episode where it `begins`."""
         state = HostState(obs)
         if self.spec.frames > 1:
-            state = HostState(stacked(self.stack[lane], obs, begins))
-            self.stack[lane] = state.obs
+            state = HostState(stacked(self.stack.index_select(0, lane), obs, begins))
+            self.stack.index_copy_(0, lane, state.obs)
         seen = self.rules.game.observe(self.rules.config, state)
         numbers = (torch.tensor(x, device=self.device) for x in (draw, acted, progress))
         turn = Turn(seen, None, self.key, lane, self.lanes, *numbers)
