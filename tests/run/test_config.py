@@ -71,7 +71,19 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, device="cuda:0", bf16=True, capability=(9, 0))
     plan = resolve(Settings("snake"))
     assert plan.rules.config.view == "wrapped"
-    assert (plan.algo_config.net, plan.algo_config.hidden) == ("mlp", (1024, 512))
+    convolved: dict[str, Any] = {"net": "cnn", "channels": "64,64,64", "stride": 1, "hidden": "512"}
+    rates = {"learning_rate": 6e-4, "learning_rate_end": 1e-5}
+    told = Settings("snake", num_envs=4096, batch_size=16384, algo_options=convolved | rates)
+    assert plan.algo_config == resolve(told).algo_config
+    assert plan.num_envs == 4096
+    assert {"net", "num_envs", "batch_size"} <= set(plan.reasons)
+    for other in (
+        Settings("snake", env_options={"width": 20, "height": "20"}),
+        Settings("snake", algo="pqn"),
+    ):
+        chosen = resolve(other)
+        assert (chosen.algo_config.net, chosen.algo_config.hidden) == ("mlp", (1024, 512))
+        assert chosen.num_envs == 16_384
     planes = resolve(Settings("snake", env_options={"view": "planes"}))
     assert (planes.rules.config.view, planes.algo_config.net) == ("planes", "auto")
 
