@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from probes import anywhere, paid_by_action, probe
@@ -144,6 +145,8 @@ def test_a_convolution_is_one_whichever_way_it_is_computed(kernel: int, stride: 
 def test_of_bytes_it_is_the_same(channels: int, kernel: int, size: tuple[int, int]) -> None:
     conv, scale = layers.PixelConv(channels, 5, kernel, 4), torch.rand(channels) / 255
     planes = torch.randint(0, 256, (3, channels, *size), dtype=torch.uint8)
+    if channels == 1:  # one plane that was the last axis of an image
+        planes = torch.from_numpy(np.moveaxis(planes[:, 0, :, :, None].numpy(), 3, 1))
     assert conv.takes_bytes(planes)
     plain = planes.float().permute(0, 2, 3, 1).contiguous()
     found = []
@@ -162,6 +165,9 @@ def test_what_is_no_bytes_or_has_odd_rows_is_computed_as_ever() -> None:
     assert not layers.PixelConv(4, 5, 4, 2).takes_bytes(planes)
     assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes.float())
     assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes[:, :, :, :82])
+    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(
+        torch.zeros(85 * 84, dtype=torch.uint8)[1:7057].view(1, 1, 84, 84)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes)
 

@@ -1,7 +1,7 @@
 """Environments that go wrong. Each counts: (episode, step, luck) is seen; an episode has five steps.
 
-The variable FAULTY says how: raise, exit, kill, segfault, hang, reset, differ, nan; in step FAULTY_AT. FAULTY_FLAG names a
-file: only the first environment to make it goes wrong; where it is not given, all do.
+The variable FAULTY says how: raise, exit, kill, segfault, hang, helper, reset, differ, nan; in step FAULTY_AT. FAULTY_FLAG
+names a file: only the first environment to make it goes wrong; where it is not given, all do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -25,12 +27,12 @@ class Faulty(gymnasium.Env[Any, Any]):
         self.episode, self.steps = -1, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        del options
         super().reset(seed=seed)
         if self.steps and os.environ.get("FAULTY") == "reset":
             self._fail("raise")
-        self.episode, self.time, self.luck = self.episode + 1, 0, float(self.np_random.random())
-        return self._seen(), {}
+        again = bool(options and options.get("again"))  # it begins in the middle then
+        self.episode, self.time, self.luck = self.episode + 1, 3 * again, float(self.np_random.random())
+        return self._seen(), {"again": again}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time, self.steps = self.time + 1, self.steps + 1
@@ -58,8 +60,16 @@ class Faulty(gymnasium.Env[Any, Any]):
             ctypes.string_at(0)
         if how == "hang":
             time.sleep(1e6)
+        if how == "helper":  # that outlives it
+            subprocess.Popen(["sleep", "20"], close_fds=False)
+            os.kill(os.getpid(), signal.SIGKILL)
         if how == "nan":
             self.luck = float("nan")
+
+    def close(self) -> None:
+        if path := os.environ.get("FAULTY_CLOSED"):
+            with Path(path).open("a") as file:
+                print("closed", file=file)
 
     def _seen(self) -> Any:
         seen = np.zeros(self.observation_space.shape, np.float32)

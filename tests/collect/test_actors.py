@@ -193,9 +193,11 @@ def test_a_continued_run_goes_on_with_its_share(collecting: Collecting) -> None:
 
 def test_actors_are_told_to_practise(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.envs.host.HostGame.GOES_BACK", True)
-    session = collecting(algo="ppo", retry=0.5)
-    session.iterate(2)
-    assert session.collector.fleet.members[0].job["practice"] == (0.5, 32)
+    session = collecting(algo="ppo", retry=0.999)
+    session.iterate(3)
+    times = session.learner.obs.view(16, 4, 3)[:, :, 1]
+    assert set(times.flatten().tolist()) == {3, 4}, "an episode has five steps, of which these are practised"
+    assert len(session.collector.tally.ended) == 4, "the first of each environment"
 
 
 def test_versions_only_grow_and_lag_is_bounded(collecting: Collecting) -> None:

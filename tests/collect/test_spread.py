@@ -99,6 +99,7 @@ FAILURES = {
     "kill": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
     "nan": (UserError, r"Faulty-v0 gave the observation .*nan.* in step 2 of an episode"),
     "hang": (UserError, r"hung for more than 0\.5 seconds \(--env\.timeout\)"),
+    "helper": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
 }
 
 
@@ -117,6 +118,36 @@ def test_a_failure_is_told(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     finally:
         envs.close()
     assert not children()
+    with pytest.raises(RuntimeError, match="step of gym:faulty:Faulty-v0 was called after close"):
+        step_all(envs, 4)
+
+
+def test_environments_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
+    envs = SpreadEnvs(make_rules(ENV, {}), 4, 0, 2)
+    envs.reset(0)
+    envs.close()
+    assert len((tmp_path / "closed").read_text().splitlines()) >= 4
+
+
+def test_an_environment_that_differs_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = make_rules(ENV, {})
+    rules.game.spec(rules.config)
+    monkeypatch.setenv("FAULTY", "differ")
+    monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
+    with pytest.raises(UserError, match="shape"):
+        SpreadEnvs(rules, 2, 0, 2)
+
+
+def test_processes_that_end_at_once_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = make_rules(ENV, {})
+    rules.game.spec(rules.config)
+    descriptors = psutil.Process().num_fds()
+    for program in ("/bin/false", "/no/such/program"):
+        monkeypatch.setattr("redline.collect.spread.sys.executable", program)
+        with pytest.raises(CannotStart):
+            SpreadEnvs(rules, 2, 0, 2)
+    assert psutil.Process().num_fds() == descriptors
 
 
 def test_where_no_process_can_make_it_this_one_plays(monkeypatch: pytest.MonkeyPatch) -> None:

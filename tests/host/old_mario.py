@@ -72,7 +72,9 @@ class SuperMarioBrosEnv:
         return float(self._x_position - 40)
 
     def _skip_start_screen(self) -> None:
-        assert self.memory[0x86] == 0, "the game was not begun anew"
+        self.level = (1, 1)
+        if self._time == 0:  # else it takes the game for one that is under way
+            self.level = self.target
         self._write(40, 400)
 
     def _backup(self) -> None:
@@ -82,8 +84,8 @@ class SuperMarioBrosEnv:
         self.done = False
         if self._has_backup:
             self.frames, self.memory[:], self.pixels[:] = self.kept
-        else:
-            self.frames, self.memory[:] = 0, 0
+        else:  # as after a press of the reset button: memory is what it was
+            self.frames, self.memory[0x0E], self.memory[0x16], self.memory[0x1D] = 0, 0, 0, 0
         return self.screen
 
     def _write(self, x: int, clock: int) -> None:

@@ -226,7 +226,7 @@ def test_who_is_run_over_while_waiting_begins_again(old: None, monkeypatch: pyte
 
 def test_practice_begins_before_the_last_loss(old: None) -> None:
     del old
-    env = MarioEnv(1, 1)
+    env = MarioEnv(4, 2)
 
     def until_it_ends(action: int) -> tuple[int, bool]:
         frames, terminated, info = 0, False, {"won": False}
@@ -245,6 +245,7 @@ def test_practice_begins_before_the_last_loss(old: None) -> None:
         assert until_it_ends(RIGHT) == (59, False)
     _, info = env.reset(options={"moments": 40})
     assert info == {"x": 40, "furthest_x": 40, "clock": 400, "won": False}, "a whole game"
+    assert env.emulator.level == (4, 2)
     assert until_it_ends(RIGHT) == (260, False)
     assert env.reset(options={"moments": 40, "again": True})[1]["x"] == 280
     assert until_it_ends(RIGHT) == (20, False)
@@ -272,6 +273,16 @@ def test_practice_is_cut_short_and_not_counted(old: None) -> None:
     envs.retry = 0.001
     play(envs, *[RIGHT] * 25, *[RIGHT] * 65)
     assert (envs.over[0], envs.score[0], envs.length[0]) == (True, 300, 65), "whole games count as ever"
+    envs.close()
+
+
+def test_only_what_was_lost_is_practised(old: None) -> None:
+    del old
+    envs = HostEnvs(load_game("mario"), MarioConfig(frame_skip=4), 1, 50, retry=0.999, retry_steps=4)
+    envs.reset(0)
+    play(envs, *[RIGHT] * 50)
+    assert (envs.over[0], envs.truncated[0], envs.left[0]) == (True, True, 0)
+    assert envs.envs[0].unwrapped.moment is None
     envs.close()
 
 
@@ -502,8 +513,9 @@ def test_levels_are_where_they_should_be(name: str, world: int, stage: int) -> N
 
 
 @real
-def test_the_emulator_goes_back() -> None:
-    env = MarioEnv(1, 1)
+@pytest.mark.parametrize("level", [(1, 1), (1, 2), (4, 1)])
+def test_the_emulator_goes_back(level: tuple[int, int]) -> None:
+    env = MarioEnv(*level)
     first, _ = env.reset(seed=0, options={"moments": 30})
     first, seen, told, over = first.copy(), [], [], False
     while not over:  # until it meets the first enemy
@@ -515,6 +527,7 @@ def test_the_emulator_goes_back() -> None:
     for _ in range(2):
         obs, info = env.reset(options={"moments": 30, "again": True})
         assert info == told[last - 1] | {"again": True}
+        assert (obs == seen[last - 1]).all()
         for number in range(last, frame):
             obs, _, over, _, info = env.step(RIGHT)
             assert (obs == seen[number]).all()
@@ -524,7 +537,8 @@ def test_the_emulator_goes_back() -> None:
             break
     obs, info = env.reset(options={"moments": 30})
     assert (obs == first).all()
-    assert info["clock"] == 400
+    for number in range(60):
+        assert (env.step(RIGHT)[0] == seen[number]).all(), "the same level"
     env.close()
 
 

@@ -84,8 +84,21 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
         chosen = resolve(other)
         assert (chosen.algo_config.net, chosen.algo_config.hidden) == ("mlp", (1024, 512))
         assert chosen.num_envs == 16_384
+    asked = resolve(Settings("snake", algo="ppo", algo_options={"net": "mlp"}))
+    assert (asked.algo_config.hidden, asked.num_envs) == ((512, 512), 16_384), (
+        "what goes with convolutions goes with them"
+    )
+    assert asked.algo_config.gamma == plan.algo_config.gamma
     planes = resolve(Settings("snake", env_options={"view": "planes"}))
     assert (planes.rules.config.view, planes.algo_config.net) == ("planes", "auto")
+
+
+def test_an_option_that_came_later_makes_no_other_run() -> None:
+    plan = resolve(Settings("gym:CartPole-v1", device="cpu", env_options={"sticky": 0.25}))
+    older = plan.describe()
+    del older["env_options"]["binary"]
+    assert plan.identity(older) == plan.identity()
+    assert plan.identity()["env_options"] == {"sticky": 0.25}
 
 
 def test_what_is_asked_for_wins() -> None:

@@ -286,13 +286,15 @@ class PixelConv(nn.Linear):
 
     def takes_bytes(self, planes: Tensor) -> bool:
         """`of_bytes` can be asked of them."""
-        plain = planes.device.type == "cpu" and planes.dtype == torch.uint8 and not torch.is_autocast_enabled("cpu")
-        return plain and self.stride == 4 and planes.shape[3] % 4 == 0 and not torch.compiler.is_compiling()
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return False
+        fours = self.stride == 4 and planes.shape[3] % 4 == 0 and planes.storage_offset() % 4 == 0
+        return fours and planes.device.type == "cpu" and planes.dtype == torch.uint8
 
     def of_bytes(self, planes: Tensor, scale: Tensor) -> Tensor:
         """Of images (B, C, H, W) uint8, which need no gradient; in half the time to arrange them: four are moved as one."""
-        rows = planes.shape[2] // 4
-        four = planes[:, :, : 4 * rows].contiguous().view(torch.int32).unflatten(2, (rows, 4))
+        batch, channels, rows = len(planes), planes.shape[1], planes.shape[2] // 4
+        four = planes[:, :, : 4 * rows].contiguous().view(-1).view(torch.int32).view(batch, channels, rows, 4, -1)
         blocks = four.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8).flatten(3).to(self.weight.dtype)
         # Of a block: channels, in each its rows. There are few weights to be brought into that order.
         weight = self.scaled(scale).unflatten(1, (-1, 16)).transpose(2, 3).flatten(1)

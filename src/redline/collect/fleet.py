@@ -24,11 +24,11 @@ from redline.core.errors import UserError
 from redline.envs.host import lane_seeds
 
 _LOOK_EVERY = 0.1  # seconds
-_START_SECONDS = 120.0  # that making environments may take, besides the time a step may
+START_SECONDS = 120.0  # that making environments may take, besides the time a step may
 _STORM, _STORM_SECONDS = 5, 60.0  # failures of one actor within this time end the run
 _TOLD = 2_000  # characters of what it said last
 _DIARY = 1 << 20  # bytes kept of what it says
-_GRACE = 2.0  # seconds to stop by itself
+GRACE = 2.0  # seconds to stop by itself
 
 
 class ActorsLost(Exception):
@@ -115,7 +115,7 @@ class Fleet:
 
     def _await_end(self) -> None:
         """They have been told to stop, see `control`, and do so after their step."""
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + GRACE
         for process in self._started():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -143,7 +143,7 @@ class Fleet:
 
     def _await_start(self) -> None:
         """Until each has made its environments, or failed to; a failure that will not go away is raised."""
-        deadline = time.monotonic() + _START_SECONDS + self.timeout
+        deadline = time.monotonic() + START_SECONDS + self.timeout
         for member in self.members:
             assert member.process
             while (
@@ -181,7 +181,7 @@ class Fleet:
         if at != member.at:
             member.at, member.moved = at, time.monotonic()
         seconds = min(seconds, time.monotonic() - member.moved)
-        allowed = self.timeout + (_START_SECONDS if state is State.STARTING else 0.0)
+        allowed = self.timeout + (START_SECONDS if state is State.STARTING else 0.0)
         if state in (State.STARTING, State.STEPPING) and seconds > allowed:
             member.process.send_signal(signal.SIGUSR1)  # says where it hangs
             time.sleep(0.2)

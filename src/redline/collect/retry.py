@@ -15,8 +15,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.records import Episode, Step, map_record, where
 from redline.envs.batch import Lanes
-
-_LENGTH = 4  # of practice, in `steps`
+from redline.envs.host import PRACTICE
 
 
 class Moment(NamedTuple):
@@ -60,6 +59,6 @@ def go_back(lanes: Lanes, moments: Moments, step: Step, share: float, steps: int
         since=torch.where(due, 0, since),
         lost=lost,
         known=known,
-        left=torch.where(ended, torch.where(again, _LENGTH * steps, 0), (moments.left - 1).clamp(min=0)),
+        left=torch.where(ended, torch.where(again, PRACTICE * steps, 0), (moments.left - 1).clamp(min=0)),
     )
     return lanes._replace(game=now.game, episode=now.episode), after

@@ -23,14 +23,15 @@ from typing import Any
 import numpy as np
 
 from redline.collect.actor import die_with_parent
-from redline.collect.fleet import CannotStart, child_environment, ending
+from redline.collect.fleet import GRACE, START_SECONDS, CannotStart, child_environment, ending
+from redline.collect.rows import Differs, check_spec, plain_spec
 from redline.collect.shared import Layout, Memory
 from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
 from redline.envs.host import HostEnvs
 
-_ARRAYS = ("obs", "final", "reward", "terminated", "truncated", "over", "lost", "won", "length", "score", "earned")
-_START_SECONDS = 120.0  # that making environments may take, besides the time a step may
+_ARRAYS = ("obs", "terminated", "truncated", "over", "lost", "won", "length", "score")  # what evaluation reads
+_LOOK_EVERY = 0.2  # seconds
 _READ = 1 << 16
 
 
@@ -42,6 +43,7 @@ class _Member:
     answers: int  # descriptor
     first: int
     lanes: int
+    at: np.ndarray[Any, Any]  # (1,) int64: the lane it is at
 
 
 class SpreadEnvs:
@@ -60,27 +62,28 @@ class SpreadEnvs:
         self.name, self.timeout = rules.game.name, rules.config.timeout  # type: ignore[attr-defined]
         none = HostEnvs(rules.game, rules.config, 0)
         fields = {name: ((count, *getattr(none, name).shape[1:]), getattr(none, name).dtype) for name in _ARRAYS}
-        layout = Layout(fields | {"actions": ((count,), np.int64), "busy": ((count,), bool)})
+        fields |= {"actions": ((count,), np.dtype(np.int64)), "busy": ((count,), np.dtype(bool))}
+        layout = Layout(fields | {"at": ((processes,), np.dtype(np.int64))})
         self.members: list[_Member] = []
         self.memory = Memory.create(layout.bytes)
         views = layout.views(self.memory)
-        self.actions, self.busy = views.pop("actions"), views.pop("busy")
+        self.actions, self.busy, at = (views.pop(name) for name in ("actions", "busy", "at"))
         vars(self).update(views)
         job = {"env": self.name, "options": vars(rules.config), "time_limit": time_limit, "parent": os.getpid()}
         job |= {"fd": self.memory.fd, "bytes": layout.bytes, "layout": layout.to_json()}
+        job |= {"spec": plain_spec(rules.game.spec(rules.config))}
         bounds = np.linspace(0, count, processes + 1).astype(int).tolist()
         try:
-            for first, end in itertools.pairwise(bounds):
-                self._start(job, first, end - first)
-            self._await(_START_SECONDS + self.timeout)
+            for number, (first, end) in enumerate(itertools.pairwise(bounds)):
+                self._start(job | {"number": number, "first": first, "lanes": end - first}, at[number : number + 1])
+            self._await(START_SECONDS + self.timeout, Failed=CannotStart)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, job: dict[str, Any], first: int, lanes: int) -> None:
-        theirs: int | None = None
+    def _start(self, job: dict[str, Any], at: np.ndarray[Any, Any]) -> None:
+        ours, theirs = os.pipe()
         try:
-            ours, theirs = os.pipe()
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -89,17 +92,16 @@ class SpreadEnvs:
                 env=child_environment(),
             )
         except OSError as error:
+            os.close(ours)
             raise CannotStart(str(error)) from error
         finally:
-            if theirs is not None:
-                os.close(theirs)
-        member = _Member(process, ours, first, lanes)
-        self.members.append(member)
-        _tell(member, json.dumps(job | {"answers": theirs, "first": first, "lanes": lanes}))
+            os.close(theirs)
+        self.members.append(_Member(process, ours, job["first"], job["lanes"], at))
+        _tell(self.members[-1], json.dumps(job | {"answers": theirs}))
 
     def reset(self, seed: int) -> None:
         """Begin all episodes anew. Environment i is seeded by `seed` and i."""
-        self._do(f"reset {seed}", _START_SECONDS)
+        self._do(f"reset {seed}", START_SECONDS)
 
     def step(self, actions: np.ndarray[Any, Any], busy: np.ndarray[Any, Any]) -> None:
         """One step of those that are `busy` (N,) bool."""
@@ -107,15 +109,16 @@ class SpreadEnvs:
         self._do("step", 0.0)
 
     def _do(self, what: str, more: float) -> None:
-        """In all processes; environments of one take turns, and each has its time."""
+        if not self.members:
+            raise RuntimeError(f"{what.split()[0]} of {self.name} was called after close; make it anew.")
         for member in self.members:
             _tell(member, what)
-        self._await(more + self.timeout * max(member.lanes for member in self.members))
+        self._await(more + self.timeout)
 
-    def _await(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _await(self, seconds: float, Failed: type[Exception] = UserError) -> None:
+        """Answers of all, each of whose environments may take so long; who gives none is an error of the kind `Failed`."""
         for member in self.members:
-            said = self._answer(member, deadline)
+            said = self._answer(member, seconds, Failed)
             if said is None:
                 continue
             kind, text = said
@@ -123,14 +126,20 @@ class SpreadEnvs:
                 raise CannotStart(text)
             raise UserError(text) if kind == "user" else RuntimeError(f"{self._which(member)} failed.\n{text}")
 
-    def _answer(self, member: _Member, deadline: float) -> Any:
-        line = b""
+    def _answer(self, member: _Member, seconds: float, Failed: type[Exception]) -> Any:
+        line, at, since = b"", -1, time.monotonic()
+        ready = select.poll()
+        ready.register(member.answers, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([member.answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise UserError(f"{self._which(member)} hung for more than {self.timeout:g} seconds (--env.timeout).")
+            if not ready.poll(1e3 * _LOOK_EVERY):
+                if int(member.at[0]) != at:  # it goes on: another environment is stepped
+                    at, since = int(member.at[0]), time.monotonic()
+                if time.monotonic() - since > seconds:
+                    raise Failed(f"{self._which(member)} hung for more than {seconds:g} seconds (--env.timeout).")
+                continue
             part = os.read(member.answers, _READ)
             if not part:
-                raise UserError(f"{self._which(member)} {ending(member.process.wait())}.")
+                raise Failed(f"{self._which(member)} {ending(member.process.wait())}.")
             line += part
         return json.loads(line)
 
@@ -138,11 +147,15 @@ class SpreadEnvs:
         return f"The process of {self.name}, environments {member.first} to {member.first + member.lanes - 1},"
 
     def close(self) -> None:
-        """End all of them; twice is fine."""
+        """Let them close their environments, and end them; twice is fine."""
         for member in self.members:
             assert member.process.stdin
             with contextlib.suppress(BrokenPipeError):
                 member.process.stdin.close()
+        deadline = time.monotonic() + GRACE
+        for member in self.members:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                member.process.wait(max(0.0, deadline - time.monotonic()))
             member.process.kill()
             member.process.wait()
             os.close(member.answers)
@@ -162,29 +175,37 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # started this one
     job = json.loads(sys.stdin.readline())
     die_with_parent(job["parent"])
+    for descriptor in (job["answers"], job["fd"]):  # not for what environments start: who reads sees this process end
+        os.set_inheritable(descriptor, False)
+    envs = None
     with os.fdopen(job["answers"], "w", buffering=1) as answers:
-        made = False
         try:
             envs, actions, busy = _make(job)
-            made = True
             print("null", file=answers)
             for line in sys.stdin:
                 _obey(envs, line.split(), actions, busy, job["first"])
                 print("null", file=answers)
+        except Differs as error:
+            print(json.dumps(["user", str(error)]), file=answers)
         except (UserError, ImportError) as error:
-            print(json.dumps(["user" if made else "cannot", str(error)]), file=answers)
+            print(json.dumps(["user" if envs else "cannot", str(error)]), file=answers)
         except Exception:
             print(json.dumps(["failed", traceback.format_exc()]), file=answers)
+        finally:
+            if envs is not None:
+                envs.close()
 
 
 def _make(job: dict[str, Any]) -> tuple[HostEnvs, Any, Any]:
     """This process's environments, whose arrays are its part of what is shared; actions and busy lanes."""
     views = Layout.from_json(job["layout"]).views(Memory.attach(job["fd"], job["bytes"]))
+    at = views.pop("at")[job["number"] : job["number"] + 1]
     mine: dict[str, Any] = {k: v[job["first"] : job["first"] + job["lanes"]] for k, v in views.items()}
     rules = make_rules(job["env"], job["options"], job["time_limit"])
+    check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
     envs = HostEnvs(rules.game, rules.config, job["lanes"], job["time_limit"])
     actions, busy = mine.pop("actions"), mine.pop("busy")
-    vars(envs).update(mine)
+    vars(envs).update(mine, at=at)
     return envs, actions, busy
 
 

@@ -29,7 +29,7 @@ from redline.envs.opening import ask, open_env
 PREFIX = "gym:"
 _LARGE_IMAGE = 64  # rows and columns from which on images are brought to a common size
 _MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # of an environment, to know what a step costs
-_PRACTICE = 4  # times `retry_steps` it lasts
+PRACTICE = 4  # times `retry_steps` it lasts
 WORTH_A_PROCESS = 500e-6  # seconds a step must take to be asked of another process
 _LARGE = 1e6  # bounds beyond this say nothing of what is usually seen
 
@@ -42,9 +42,7 @@ class HostConfig:
     frame_max: bool = False  # of the last two images the brighter is seen, cell by cell
     grey: bool = False  # images without colours
     size: int = 0  # rows and columns that images are brought to; 0: as they are
-    binary: int = (
-        0  # brightness, 1 to 255, from which a cell of an image is seen as 1, else as 0; 0: as bright as it is
-    )
+    binary: int = 0  # brightness, 1 to 255, from which a cell is seen as 1, all others as 0; 0: as bright as it is
     stack: int = 1  # frames that are seen at once
     sticky: float = 0.0  # chance that the action before is taken instead
     life_loss: bool = False  # to the learner the loss of a life is the end; the game and its score go on
@@ -216,6 +214,7 @@ class HostEnvs:
         self.lives = np.zeros(count, np.int64)
         self.ended = np.zeros(count, bool)  # the episode did, practice or not
         self.left = np.zeros(count, np.int64)  # steps of practice to come; 0: a whole game is played
+        self.failed = np.zeros(count, bool)  # the last whole game was lost
         # Of the game under way, with this step; where it is over, its result.
         self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
         self.begun = False
@@ -233,7 +232,7 @@ class HostEnvs:
         self.luck = np.random.default_rng([seed, number, first])
         for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over, self.won):
             array[:] = 0
-        self.ended[:], self.left[:] = False, 0
+        self.ended[:], self.left[:], self.failed[:] = False, 0, False
         self._check("observation", self.obs)
         self.begun = True
 
@@ -266,6 +265,8 @@ class HostEnvs:
             over = terminated or truncated
             self.ended[lane], self.over[lane], self.lost[lane] = over, over and not practice, terminated
             self.won[lane] = terminated and bool(info.get(self.game.WON))
+            if self.over[lane]:
+                self.failed[lane] = terminated and not self.won[lane]
             self.terminated[lane] = terminated or lost
             self.truncated[lane] = truncated and not self.terminated[lane]
             if over:
@@ -281,9 +282,9 @@ class HostEnvs:
         """The next episode: a whole game, or practice."""
         if not self.retry:
             return env.reset()
-        again = bool(self.luck.random() < self.retry)
+        again = bool(self.failed[lane] and self.luck.random() < self.retry)
         obs, info = env.reset(options=self._moments() | {"again": again})
-        self.left[lane] = _PRACTICE * self.retry_steps if info.get("again") else 0
+        self.left[lane] = PRACTICE * self.retry_steps if info.get("again") else 0
         return obs, info
 
     def _moments(self) -> dict[str, Any]:

@@ -190,7 +190,10 @@ def _emulator() -> Any:
             """The level anew."""
             if self.moved:
                 self._has_backup = self.moved = False
-                self.reset()
+                self.ram[:] = bytes(
+                    len(self.ram)
+                )  # else the game finds its clock as after a press of the reset button,
+                self.reset()  # and begins at 1-1 whatever the level
                 self._skip_start_screen()
                 self._backup()
             self.reset()

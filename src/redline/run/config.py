@@ -28,6 +28,7 @@ from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
 DEFAULT_ALGO = "dqn"
+_OF_NET = ("net", "hidden", "channels", "stride", "num_envs", "batch_size", "learning_rate", "learning_rate_end")
 _OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
 
@@ -66,7 +67,7 @@ class Settings:
     publish: int = 0  # updates between two publications of weights to actors; 0: automatic
     drop_oldest: bool = False  # what actors played and nobody read in time is overwritten; else they wait
     retry: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
-    retry_steps: int = 32  # moves before it at least, twice as many at most
+    retry_steps: int = 32  # moves before it at least, twice as many at most; of an emulator at most twice as many
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
@@ -121,7 +122,9 @@ class Plan:
         names = ("seed", "num_envs", "time_limit", "rules_version", "env_options")
         found = {name: record.get(name) for name in names}
         free = getattr(self.rules.game, "FREE", ())
-        return found | {"env_options": {k: v for k, v in (found["env_options"] or {}).items() if k not in free}}
+        usual = vars(self.rules.game.Config())  # an option that came later has its default in older runs
+        told = {k: v for k, v in (found["env_options"] or {}).items() if k not in free and usual.get(k) != v}
+        return found | {"env_options": told}
 
     @property
     def identity_hash(self) -> str:
@@ -166,7 +169,10 @@ def resolve(settings: Settings) -> Plan:
 
     prefix = f"{settings.algo}."
     suggested = dict(algo.suggest(machine, "process" if is_host(game) else "tensor"))
-    suggested |= {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
+    of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
+    if settings.algo_options.get("net", of_game.get("net", (None,))[0]) != of_game.get("net", (None,))[0]:
+        of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}  # another one was meant
+    suggested |= of_game
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
         reasons[name] = why

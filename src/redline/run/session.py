@@ -84,7 +84,7 @@ class Session:
         plan, settings = self.plan, self.plan.settings
         publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
         central = plan.inference == "central"
-        check = bool(os.environ.get("REDLINE_CHECK"))
+        check = os.environ.get("REDLINE_CHECK", "0") not in ("", "0")
         options = Options(
             settings.env, plan.actors, central, publish, settings.drop_oldest, check, settings.seed, self._practice
         )
