@@ -76,7 +76,7 @@ class SpreadEnvs:
         try:
             for number, (first, end) in enumerate(itertools.pairwise(bounds)):
                 self._start(job | {"number": number, "first": first, "lanes": end - first}, at[number : number + 1])
-            self._await(START_SECONDS + self.timeout, Failed=CannotStart)
+            self._await(START_SECONDS + self.timeout, kind=CannotStart)
         except BaseException:
             self.close()
             raise
@@ -115,18 +115,18 @@ class SpreadEnvs:
             _tell(member, what)
         self._await(more + self.timeout)
 
-    def _await(self, seconds: float, Failed: type[Exception] = UserError) -> None:
-        """Answers of all, each of whose environments may take so long; who gives none is an error of the kind `Failed`."""
+    def _await(self, seconds: float, kind: type[Exception] = UserError) -> None:
+        """Answers of all, each of whose environments may take so long; who gives none is an error of that `kind`."""
         for member in self.members:
-            said = self._answer(member, seconds, Failed)
+            said = self._answer(member, seconds, kind)
             if said is None:
                 continue
-            kind, text = said
-            if kind == "cannot":
+            what, text = said
+            if what == "cannot":
                 raise CannotStart(text)
-            raise UserError(text) if kind == "user" else RuntimeError(f"{self._which(member)} failed.\n{text}")
+            raise UserError(text) if what == "user" else RuntimeError(f"{self._which(member)} failed.\n{text}")
 
-    def _answer(self, member: _Member, seconds: float, Failed: type[Exception]) -> Any:
+    def _answer(self, member: _Member, seconds: float, kind: type[Exception]) -> Any:
         line, at, since = b"", -1, time.monotonic()
         ready = select.poll()
         ready.register(member.answers, select.POLLIN)
@@ -135,11 +135,11 @@ class SpreadEnvs:
                 if int(member.at[0]) != at:  # it goes on: another environment is stepped
                     at, since = int(member.at[0]), time.monotonic()
                 if time.monotonic() - since > seconds:
-                    raise Failed(f"{self._which(member)} hung for more than {seconds:g} seconds (--env.timeout).")
+                    raise kind(f"{self._which(member)} hung for more than {seconds:g} seconds (--env.timeout).")
                 continue
             part = os.read(member.answers, _READ)
             if not part:
-                raise Failed(f"{self._which(member)} {ending(member.process.wait())}.")
+                raise kind(f"{self._which(member)} {ending(member.process.wait())}.")
             line += part
         return json.loads(line)
 

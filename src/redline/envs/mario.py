@@ -190,10 +190,9 @@ def _emulator() -> Any:
             """The level anew."""
             if self.moved:
                 self._has_backup = self.moved = False
-                self.ram[:] = bytes(
-                    len(self.ram)
-                )  # else the game finds its clock as after a press of the reset button,
-                self.reset()  # and begins at 1-1 whatever the level
+                # As after a press of the reset button the game would find its clock, and begin at 1-1 whatever the level.
+                self.ram[:] = bytes(len(self.ram))
+                self.reset()
                 self._skip_start_screen()
                 self._backup()
             self.reset()

@@ -28,6 +28,7 @@ from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
 DEFAULT_ALGO = "dqn"
+# What a game suggests together with a network, and not for another.
 _OF_NET = ("net", "hidden", "channels", "stride", "num_envs", "batch_size", "learning_rate", "learning_rate_end")
 _OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
@@ -67,7 +68,9 @@ class Settings:
     publish: int = 0  # updates between two publications of weights to actors; 0: automatic
     drop_oldest: bool = False  # what actors played and nobody read in time is overwritten; else they wait
     retry: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
-    retry_steps: int = 32  # moves before it at least, twice as many at most; of an emulator at most twice as many
+    retry_steps: int = (
+        32  # moves before it at least, twice as many at most; an emulator goes back any number up to that
+    )
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
@@ -170,8 +173,8 @@ def resolve(settings: Settings) -> Plan:
     prefix = f"{settings.algo}."
     suggested = dict(algo.suggest(machine, "process" if is_host(game) else "tensor"))
     of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
-    if settings.algo_options.get("net", of_game.get("net", (None,))[0]) != of_game.get("net", (None,))[0]:
-        of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}  # another one was meant
+    if "net" in of_game and settings.algo_options.get("net", of_game["net"][0]) != of_game["net"][0]:
+        of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}
     suggested |= of_game
     num_envs, reasons["num_envs"] = suggested.pop("num_envs")
     for name, (_, why) in suggested.items():
