@@ -68,9 +68,7 @@ class Settings:
     publish: int = 0  # updates between two publications of weights to actors; 0: automatic
     drop_oldest: bool = False  # what actors played and nobody read in time is overwritten; else they wait
     retry: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
-    retry_steps: int = (
-        32  # moves before it at least, twice as many at most; an emulator goes back any number up to that
-    )
+    retry_steps: int = 32  # moves before it at least, twice as many at most; of an emulator up to that many
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
