@@ -34,10 +34,15 @@ def train(env: str, **options: Any) -> Run:
 
 
 def evaluate(
-    run: Run | Path | str, episodes: int = 256, device: str = "auto", seed: int = 0, max_steps: int = 0
+    run: Run | Path | str,
+    episodes: int = 256,
+    device: str = "auto",
+    seed: int = 0,
+    max_steps: int = 0,
+    sample: bool = False,
 ) -> dict[str, Any]:
-    """Greedy play of a run's newest agent on held-out seeds; fields as of `redline eval --json`."""
+    """Play of a run's newest agent on held-out seeds, greedy or `sample`d; fields as of `redline eval --json`."""
     from redline.run.agent import load_agent
 
     path = run if isinstance(run, (str, Path)) else run.path
-    return load_agent(Path(path), device).evaluate(episodes, seed, max_steps=max_steps)
+    return load_agent(Path(path), device).evaluate(episodes, seed, max_steps=max_steps, sample=sample)

@@ -42,6 +42,7 @@ class EvalOptions:
 
     episodes: int = 256  # games played, each to its end; with --max-steps: games played at once
     max_steps: int = 0  # play so many steps in all instead, for agents whose games are very long; 0: no budget
+    sample: bool = False  # actions are drawn as in training instead of the likeliest being taken (PPO)
     seed: int = 0  # which set of held-out games
     device: str = "auto"
 
@@ -271,9 +272,10 @@ def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
             print(f"\r{of_run}{text}", end="", file=sys.stderr, flush=True)
 
     if len(agents) > 1:
-        result = evaluate_runs(agents, wanted.episodes, wanted.seed, progress, wanted.max_steps)
+        result = evaluate_runs(agents, wanted.episodes, wanted.seed, progress, wanted.max_steps, wanted.sample)
     else:
-        result = agents[0].evaluate(wanted.episodes, wanted.seed, functools.partial(progress, 0), wanted.max_steps)
+        tell = functools.partial(progress, 0)
+        result = agents[0].evaluate(wanted.episodes, wanted.seed, tell, wanted.max_steps, wanted.sample)
     if shown:
         print("\r", end="", file=sys.stderr)
     for agent, record in zip(agents, result.get("runs", [result]), strict=True):
@@ -416,7 +418,7 @@ def _settings() -> type:
 COMMANDS = {
     "train": Command("trains; the same command again continues", "ENV", _settings, _train, "env. and the algorithm's"),
     "eval": Command(
-        "plays held-out seeds greedily and reports the score; of several runs also over all of them",
+        "plays held-out seeds, greedily by default, and reports the score; of several runs also over all of them",
         "RUN [RUN ...]",
         lambda: EvalOptions,
         _eval,

@@ -13,7 +13,7 @@ from torch import Tensor
 from redline import envs
 from redline.run import evaluate as module
 from redline.run.config import Settings, resolve
-from redline.run.evaluate import evaluate
+from redline.run.evaluate import drawn, evaluate
 from redline.run.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +44,25 @@ def test_games_are_those_of_the_cpu(
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
+class Indifferent(torch.nn.Module):
+    """All actions are as likely."""
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.zeros(len(obs), 4, device=obs.device)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("graph", [False, True], ids=["launched", "graph"])
+def test_drawn_games_are_those_of_the_cpu(compiled: bool, graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(module, "_COMPILE_AFTER", 32)
+    rules, cpu = envs.make_rules("snake", SMALL), torch.device("cpu")
+    expected = evaluate(rules, drawn(Indifferent(), cpu, 1), 64, cpu, max_steps=20_000)
+    policy = drawn(Indifferent(), CUDA, 1)
+    found = evaluate(rules, policy, 64, CUDA, max_steps=20_000, compile=compiled, graph=graph, notify=pytest.fail)
+    assert torch.equal(found.lengths, expected.lengths)
+
+
 PHASES = {
     "live": [{"name": "long", "from": 0.25, "to": 0.75, "env": {"long_start": 12, "reward_step": 0.25}}],
     "compiling again": [{"name": "hungry", "from": 0.25, "to": 0.75, "env": {"long_start": 12, "starvation": 4}}],
@@ -64,7 +83,8 @@ def test_graphs_follow_the_phases(kind: str, compiled: bool, tmp_path: Path) -> 
         "batch_size": 16,
         "replay_capacity": 4800,
         "steps": 64 * 40,
-        "env_options": {"width": 4, "height": 4},
+        "retry": 0.0,  # and not what suits either device
+        "env_options": {"width": 4, "height": 4, "view": "planes"},
         "algo_options": {"hidden": (8,), "learning_starts": 10**6, "epsilon_high": 1.0, "epsilon_low": 1.0},
     }
     slow = Session(resolve(Settings(**chosen, device="cpu", compile=False)), lambda _: None)

@@ -288,7 +288,7 @@ def test_only_what_was_lost_is_practised(old: None) -> None:
 
 def test_practice_can_be_asked_for(old: None) -> None:
     del old
-    assert resolve(Settings("mario", device="cpu", retry=0.5)).retry == 0.5
+    assert resolve(Settings("mario", device="cpu", retry=0.7)).retry == 0.7
     with pytest.raises(UserError, match=r"retry is 0\.5, but gym:CartPole-v1 cannot go back"):
         resolve(Settings("gym:CartPole-v1", device="cpu", retry=0.5))
 
@@ -346,6 +346,7 @@ def test_what_suits_it(old: None) -> None:
     spec = plan.rules.game.spec(config)
     assert (spec.obs_shape, spec.num_actions, spec.score_name) == ((4, 84, 84), 7, "furthest x")
     assert plan.algo_config.net == "pixels"
+    assert (plan.algo_config.gamma, plan.algo_config.average, plan.retry) == (0.95, 0.998, 0.5)
     own = resolve(Settings("mario", device="cpu", env_options={"sticky": "0.25", "frame_skip": "2", "noops": "30"}))
     assert (own.rules.config.sticky, own.rules.config.frame_skip, own.rules.config.noops) == (0.25, 2, 30)
 

@@ -129,7 +129,7 @@ def test_runs_are_ranked_by_the_score_per_game_over_where_games_were_cut_off(
 ) -> None:
     """The run whose agent hardly ever dies has the longer games, so with a budget it begins fewer of them."""
     outcomes = iter([outcome([6, 6, 6]), outcome([1, 1, 3], going_on=2), outcome([0, 0, 3], going_on=3)])
-    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: next(outcomes))
+    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: next(outcomes))
     result = evaluate_runs(agents, 3)
     assert result["best"] == str(agents[0].path)  # 6, then 5 for each game over, then at least 3 / 3.69
     assert result["worst"] == str(agents[2].path)
@@ -140,7 +140,7 @@ def test_a_snake_that_starves_is_not_the_better_for_it(agents: list[Agent], monk
     starved = outcome([1, 1, 3], going_on=1)
     starved = dataclasses.replace(starved, game_over=torch.zeros_like(starved.game_over))
     outcomes = iter([starved, outcome([2, 3, 4]), outcome([6, 6, 6], going_on=1)])
-    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: next(outcomes))
+    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: next(outcomes))
     result = evaluate_runs(agents, 3)
     assert result["worst"] == str(agents[0].path)
     assert result["best"] == str(agents[2].path)
@@ -220,6 +220,22 @@ def test_eval_of_several_runs(paths: list[Path]) -> None:
     assert (told["best run"], told["worst run"]) == (result["best"], result["worst"])
 
 
+def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
+    code, out, err = call("eval", str(paths[0]), "--sample")
+    assert (code, out) == (2, "")
+    assert err == "redline: sample is set, but dqn has values and no policy to draw from; leave it away.\n"
+
+    options: dict[str, Any] = {"algo": "ppo", "replay_capacity": None, "algo_options": {"hidden": (8,), "rollout": 4}}
+    own = [dataclasses.replace(SETTINGS, **options, seed=n, run_dir=str(tmp_path / f"{n}")) for n in range(2)]
+    words = ["eval", *(str(train(settings).path) for settings in own), "--episodes", "20", "--device", "cpu"]
+    code, out, _ = call(*words, "--sample")
+    assert (code, out.splitlines()[0]) == (0, "2 runs of snake, actions drawn, on the same held-out games")
+    first = ["eval", words[1], *words[3:]]
+    found = {call(*first, *more)[1] for more in ([], ["--sample"], ["--sample", "--seed", "1"])}
+    assert len(found) == 3
+    assert sum(", actions drawn, after " in text for text in found) == 2
+
+
 def test_eval_of_several_runs_with_a_budget(paths: list[Path]) -> None:
     code, out, _ = call("eval", *map(str, paths[:2]), "--episodes", "4", "--max-steps", "40", "--device", "cpu")
     assert code == 0
@@ -240,7 +256,7 @@ def test_eval_refuses_what_cannot_be_compared_before_anything_is_played(
         SETTINGS, steps=16, run_dir=str(tmp_path / "wide"), env_options={"width": 6, "height": 4}
     )
     train(wide)
-    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: pytest.fail("it plays"))
+    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: pytest.fail("it plays"))
     code, out, err = call("eval", str(paths[0]), str(tmp_path / "wide"))
     assert (code, out) == (2, "")
     assert err.startswith(f"redline: {tmp_path / 'wide'} plays by other rules than {paths[0]}: env.width is 5 there, 6")

@@ -15,7 +15,7 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 from redline.envs import batch
 from redline.run import evaluate as module
-from redline.run.evaluate import HELD_OUT, Evaluation, evaluate, evaluate_net, greedy
+from redline.run.evaluate import HELD_OUT, Evaluation, drawn, evaluate, evaluate_net, greedy
 
 CPU = torch.device("cpu")
 
@@ -333,6 +333,44 @@ def test_a_network_is_evaluated_as_its_greedy_policy_is() -> None:
     assert as_list(outcome) == one_by_one(rules, [1] * 12, seed=1)
     assert told[-1] == 12
     assert evaluate_net(Net(), rules, CPU, 5, max_steps=100).stopped_by == "max_steps"
+
+
+class Logits(torch.nn.Module):
+    """The same for every observation, those of illegal actions far below."""
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().expand(len(obs), 4)
+        return logits if legal is None else logits.masked_fill(~legal, -1e9)
+
+
+def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
+    policy, obs = drawn(Logits(), CPU, seed=3), torch.zeros(1000, 1)
+    draws = torch.stack([policy(obs, None) for _ in range(40)])
+    shares = torch.bincount(draws.flatten(), minlength=4) / draws.numel()
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.25, 0.125, 0.125]), rtol=0, atol=0.01)
+    # No lane follows another, no step the one before: pairs are as likely as their parts.
+    for first, second in ((draws[:-1], draws[1:]), (draws[:, :-1], draws[:, 1:])):
+        assert (first == second).float().mean() == pytest.approx(0.34375, abs=0.01)
+    legal = torch.tensor([[False, True, False, True]]).expand(1000, 4)
+    assert set(policy(obs, legal).tolist()) == {1, 3}
+
+
+def test_drawn_games_are_the_same_for_the_same_seed() -> None:
+    def lengths(seed: int, sample: bool = True) -> list[float]:
+        found: list[float] = evaluate_net(Logits(), small(), CPU, 12, seed, sample=sample).lengths.tolist()
+        return found
+
+    assert lengths(1) == lengths(1)
+    assert len({tuple(lengths(seed, sample)) for seed in (1, 2) for sample in (False, True)}) == 4
+
+
+def test_drawn_games_are_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_COMPILE_AFTER", 32)
+    rules, found = small(), []
+    for compiled in (False, True):
+        policy = drawn(Logits(), CPU, seed=1)
+        found.append(evaluate(rules, policy, 8, CPU, max_steps=2000, compile=compiled, notify=pytest.fail))
+    assert torch.equal(found[0].lengths, found[1].lengths)
 
 
 def test_wins_are_counted() -> None:

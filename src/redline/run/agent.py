@@ -37,14 +37,27 @@ class Agent:
         return greedy(self.net, self.device)(obs, legal)
 
     def evaluate(
-        self, episodes: int, seed: int = 0, progress: Callable[[int], None] = lambda _: None, max_steps: int = 0
+        self,
+        episodes: int,
+        seed: int = 0,
+        progress: Callable[[int], None] = lambda _: None,
+        max_steps: int = 0,
+        sample: bool = False,
     ) -> dict[str, Any]:
         """Held-out games, or with `max_steps` so many steps of them; fields as of `redline eval --json`."""
         started = time.monotonic()
-        outcome = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps)
-        return self.record(outcome, started)
+        return self.record(self.play(episodes, seed, progress, max_steps, sample), started, sample)
 
-    def record(self, outcome: Evaluation, started: float) -> dict[str, Any]:
+    def play(
+        self, episodes: int, seed: int, progress: Callable[[int], None], max_steps: int, sample: bool
+    ) -> Evaluation:
+        """What came of the games of `evaluate`."""
+        algo = self.config["algo"]
+        if sample and "logp" not in algos.load(algo).OUTPUTS:
+            raise UserError(f"sample is set, but {algo} has values and no policy to draw from; leave it away.")
+        return evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
+
+    def record(self, outcome: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
         """What is told of an evaluation that began at `started`, by the monotonic clock."""
         return {
             "env": self.config["env"],
@@ -52,6 +65,7 @@ class Agent:
             "device": str(self.device),
             "run": str(self.path),
             "env_steps": self.env_steps,
+            "actions": "actions drawn" if sample else "greedy",
             **outcome.summary(),
             "seconds": time.monotonic() - started,
             "settings": self.config,

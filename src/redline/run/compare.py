@@ -13,7 +13,7 @@ import torch
 
 from redline.core.errors import UserError
 from redline.run.agent import Agent
-from redline.run.evaluate import Evaluation, evaluate_net
+from redline.run.evaluate import Evaluation
 from redline.run.statistics import bootstrap_runs, iqm
 
 _GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
@@ -26,6 +26,7 @@ def evaluate_runs(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda run, done: None,  # noqa: ARG005
     max_steps: int = 0,
+    sample: bool = False,
 ) -> dict[str, Any]:
     """Each agent plays the same games. `runs` holds what `Agent.evaluate` gives of each, the rest is over the runs.
 
@@ -36,13 +37,13 @@ def evaluate_runs(
     outcomes, records = [], []
     for number, agent in enumerate(agents):
         began, tell = time.monotonic(), partial(progress, number)
-        outcome = evaluate_net(agent.net, agent.rules, agent.device, episodes, seed, tell, max_steps)
-        outcomes.append(outcome)
-        records.append(agent.record(outcome, began))
+        outcomes.append(agent.play(episodes, seed, tell, max_steps, sample))
+        records.append(agent.record(outcomes[-1], began, sample))
     score = _ranking(records)
     return {
         "env": agents[0].config["env"],
         "device": str(agents[0].device),
+        "actions": records[0]["actions"],
         **over_runs(outcomes),
         "best": max(records, key=score)["run"],
         "worst": min(records, key=score)["run"],

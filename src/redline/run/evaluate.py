@@ -1,4 +1,4 @@
-"""Greedy play on fixed held-out seeds, in parallel.
+"""Play on fixed held-out seeds, greedy unless actions are to be drawn, in parallel.
 
 Counting the first games to finish would favour short ones. So each slot plays its quota of games to their end; or, where
 games may be too long for that, every slot plays on until a budget of steps is spent, and the score per game over is
@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from redline.algos.ppo import gumbel
 from redline.collect.fleet import CannotStart
 from redline.collect.spread import SpreadEnvs
+from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
@@ -105,6 +107,21 @@ def greedy(net: nn.Module, device: torch.device) -> Policy:
     return policy
 
 
+def drawn(net: nn.Module, device: torch.device, seed: int) -> Policy:
+    """The policy that draws an action with the probabilities of `net`, whose outputs are logits."""
+    key, count = random.seed_key(seed, device), torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        logits: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
+        number = torch.arange(logits.numel(), device=device).view_as(logits)
+        noise = gumbel(random.bits(random.fold(key, count), number))
+        count.add_(1)
+        return (logits + noise).argmax(1)
+
+    return policy
+
+
 def evaluate_net(
     net: nn.Module,
     rules: Rules,
@@ -113,13 +130,17 @@ def evaluate_net(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
     max_steps: int = 0,
+    sample: bool = False,
 ) -> Evaluation:
-    """`evaluate` of the greedy policy of `net`, which is on `device`, by the fastest means that device has."""
+    """`evaluate` of the greedy policy of `net`, which is on `device`, by the fastest means that device has.
+
+    `sample`: of the policy that it describes, actions drawn.
+    """
     machine = hardware.detect(device)
     compiles = machine.kind == "cuda" or (machine.kind == "cpu" and bool(machine.compiler))
     return evaluate(
         rules,
-        greedy(net, device),
+        drawn(net, device, seed) if sample else greedy(net, device),
         episodes,
         device,
         seed,

@@ -54,6 +54,7 @@ def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
         device=wanted.device,
         precision=wanted.precision,
         compile=wanted.compile,
+        retry=0.0,  # whole games, as the others play
         env_options=dict(wanted.env_options),
         algo_options=dict(wanted.algo_options),
     )

@@ -19,7 +19,7 @@ def evaluation(result: dict[str, Any], name: str) -> str:
         "length": f"{result['length_mean']:.1f} steps",
         "won": _won(result),
     }
-    title = f"{result['episodes']} games of {result['env']}, greedy, after {result['env_steps']:,} training steps"
+    title = f"{result['episodes']} games of {result['env']}, {result['actions']}, after {result['env_steps']:,} training steps"
     return "\n".join([title, *(f"  {what:<13} {text}" for what, text in lines.items())])
 
 
@@ -44,7 +44,7 @@ def comparison(result: dict[str, Any], name: str) -> str:
     if result["finished"] == result["episodes"]:  # no game was cut off: the mean says it all
         rows = [row[:-1] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [f"{len(rows) - 1} runs of {result['env']}, greedy, on the same held-out games"]
+    lines = [f"{len(rows) - 1} runs of {result['env']}, {result['actions']}, on the same held-out games"]
     for first, *others in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
         lines.append(f"  {first:<{widths[0]}}  {'  '.join(cells)}")
