@@ -219,6 +219,7 @@ def evaluated(steps: int, mean: float, **more: Any) -> dict[str, Any]:
         ({"result": evaluated(300, 3)}, "3.00 ± 0.50 (16 games)"),
         ({"eval": evaluated(200, 9), "result": evaluated(300, 3)}, "3.00 ± 0.50 (16 games)"),  # of the newest agent
         ({"eval": evaluated(300, 3), "result": evaluated(300, 9, eval_steps=90)}, "3.00 ± 0.50 (16 games)"),  # not luck
+        ({"eval": evaluated(300, 3, actions="actions drawn")}, "3.00 ± 0.50 (16 games), actions drawn"),
         ({"eval": {"env_steps": 300}}, "-"),  # training without an evaluation
         (
             {"eval": evaluated(300, 3, finished=4, score_censored=12, score_censored_low=8, score_censored_high=20)},

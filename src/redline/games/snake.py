@@ -175,6 +175,7 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
         return found
     found["reward_starve"] = (-5.0, found["reward_starve"][1])
     found["retry"] = (0.8, "what goes wrong seldom is met often")
+    found["pqn.q_lambda"] = (0.9, "foods are many moves apart")
     found["ppo.entropy_end"] = (3e-4, "in the end every random move may be the last")
     large = hardware.tier == "gpu-large"
     quick = "from the head's place all weights mean the same: fifteen times faster than a CNN"

@@ -181,7 +181,7 @@ def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
             numbers |= {"kind": "per game over", "score": numbers["score_censored"]}
             if numbers["score"] is None:
                 numbers |= {"kind": "at least", "score": numbers["score_censored_low"]}
-        found.append(numbers)
+        found.append(numbers | {"actions": str(record.get("actions", "greedy"))})
     return max(found, key=lambda record: (record["env_steps"] or 0, record["eval_steps"] or 0), default={})
 
 
@@ -251,6 +251,11 @@ def _text(value: Any, form: str) -> str:
 
 
 def _evaluation_text(found: Mapping[str, Any]) -> str:
+    how = found.get("actions", "greedy")
+    return _score_text(found) + (f", {how}" if how != "greedy" else "")
+
+
+def _score_text(found: Mapping[str, Any]) -> str:
     if not found:
         return "-"
     if found["kind"] == "at least":
@@ -265,10 +270,10 @@ def _evaluation_text(found: Mapping[str, Any]) -> str:
 
 def _row_of_group(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> dict[str, str]:
     found = [run.evaluation for run in group if run.evaluation]
-    kinds = {evaluation["kind"] for evaluation in found}
+    kinds = {(evaluation["kind"], evaluation["actions"]) for evaluation in found}
     row = {"runs": _label(group, runs), "evaluated": f"{len(found)} of {len(group)}"}
     figures: tuple[Any, ...] = (None,) * 4
-    if len(kinds) == 1 and kinds != {"at least"}:
+    if len(kinds) == 1 and "at least" not in next(iter(kinds)):
         scores = [evaluation["score"] for evaluation in found]
         figures = float(np.mean(scores)), float(iqm(scores)), min(scores), max(scores)
     names = ("mean", "IQM", "worst run", "best run")
