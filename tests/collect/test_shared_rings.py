@@ -211,6 +211,28 @@ def test_no_room_until_rows_are_taken() -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("begun", [0, 5])
+@pytest.mark.parametrize("check", [False, True])
+def test_what_the_next_row_says_as_well_is_not_copied(check: bool, begun: int) -> None:
+    """Of rows with a flag it is, of those before a break, and of the last; of all where checksums need it."""
+    memory, ring = made(RingPlan(SMALL, 8, check=check, seldom="obs", flags=("over",)))
+    for number in range(begun + 7):
+        row = ring.open()
+        assert row is not None
+        fill(row, number + 1)
+        row["over"][:] = [False, number == begun + 2, False]
+        ring.commit()
+        if number < begun:
+            assert ring.take(1, room(SMALL, 1)) == 1
+    into = room(SMALL, 9)
+    assert ring.take(9, into, 1, breaks=[begun, begun + 5, begun + 7]) == 7
+    assert into["number"].tolist() == [0, *range(begun + 1, begun + 8), 0]
+    copied = range(7) if check else (2, 4, 6)
+    expected = [begun + 1 + row if row in copied else 0 for row in range(7)]
+    assert into["obs"][:, 1, 1].tolist() == [0, *expected, 0]
+    memory.close()
+
+
 def test_an_end_used_wrongly() -> None:
     _, ring = made(RingPlan(SMALL, 2))
     for misuse in (ring.commit, ring.ask, ring.answer):

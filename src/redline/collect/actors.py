@@ -28,7 +28,7 @@ from redline.collect.fleet import Fleet
 from redline.collect.host import Array, HostLanes, Prepare
 from redline.collect.player import Player, flat_weights
 from redline.collect.rings import Ring, RingPlan
-from redline.collect.rows import TOLD, plain_spec, row_fields
+from redline.collect.rows import ENDS, TOLD, plain_spec, row_fields
 from redline.collect.server import Seat, Server
 from redline.collect.shared import CELL, Layout, Memory, Nap, Status, Weights
 from redline.envs.batch import Rules
@@ -72,7 +72,7 @@ class ActorCollector(HostLanes):
         self.device, self.number = device, 0
         self.version, self.updates = 0, 0  # of the weights published, and updates since
         self.outputs = tuple(torch.zeros(lanes, device=device) for _ in algo.OUTPUTS)
-        self.targets = {"obs": self.state.obs, "begins": self.begins, "action": self.action, "final": self.final}
+        self.targets = {"obs": self.state.obs, "begins": self.begins, "action": self.action}
         self.targets |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         self.targets |= {f"out.{name}": x for name, x in zip(algo.OUTPUTS, self.outputs, strict=True)}
         self._absorb = prepare(self.absorb)
@@ -99,7 +99,7 @@ class ActorCollector(HostLanes):
             end += Status.layout(statuses[-1][1]).bytes
             for _, count in own:
                 fields = Layout(row_fields(spec, count, self.algo.OUTPUTS))
-                plan = RingPlan(fields, self.capacity, options.drop_oldest, options.check)
+                plan = RingPlan(fields, self.capacity, options.drop_oldest, options.check, "final", ENDS)
                 rings.append((end, plan))
                 end += plan.layout.bytes
         self.memory = Memory.create(end)
@@ -146,7 +146,7 @@ class ActorCollector(HostLanes):
             {name: array[:, index] if name == "version" else array[:, lane] for name, array in self.staged.items()}
             for index, lane in enumerate(self.slices)
         ]
-        self.on_host = {name: torch.from_numpy(self.staged[name]) for name in self.targets}
+        self.on_host = {name: torch.from_numpy(self.staged[name]) for name in (*self.targets, "final")}
         self.fetched = {k: x.to(self.device, copy=True) for k, x in self.on_host.items()} if pinned else self.on_host
         self.side = torch.cuda.Stream(self.device) if pinned else None
         self.arrived = torch.cuda.Event() if pinned else None
@@ -216,6 +216,9 @@ class ActorCollector(HostLanes):
         row = self.taken
         for name, target in self.targets.items():
             target.copy_(self.fetched[name][row])
+        ended = (self.terminated | self.truncated).view(-1, *(1,) * (self.final.ndim - 1))
+        # Else what was seen then is what is seen next.
+        self.final.copy_(torch.where(ended, self.fetched["final"][row], self.fetched["obs"][row + 1]))
         self._absorb()
         self.tally.add({name: self.staged[name][row] for name in TOLD})
         self.lag += self.version - float(self.staged["version"][row].mean())
@@ -266,7 +269,7 @@ class ActorCollector(HostLanes):
         done = 0
         while done < rows:
             here = start + done
-            copied = ring.take(rows - done, part, here)
+            copied = ring.take(rows - done, part, here, breaks)
             if not copied:  # overwritten while they were copied
                 self._check()
                 time.sleep(0)

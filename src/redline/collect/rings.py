@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,9 @@ class RingPlan:
     capacity: int  # rows
     drop_oldest: bool = False  # the writer overwrites what was not read in time; else it waits for room
     check: bool = False  # each row carries a checksum, which `take` verifies
+    # A field that says no more than the next row does, unless one of `flags` is set: `take` leaves out what it need not copy.
+    seldom: str = ""
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -50,12 +53,12 @@ class RingPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        how = {"drop_oldest": self.drop_oldest, "check": self.check}
+        how = {"drop_oldest": self.drop_oldest, "check": self.check, "seldom": self.seldom, "flags": list(self.flags)}
         return {"row": self.row.to_json(), "capacity": self.capacity, **how}
 
     @classmethod
     def from_json(cls, plan: Mapping[str, Any]) -> RingPlan:
-        return cls(**{**plan, "row": Layout.from_json(plan["row"])})
+        return cls(**{**plan, "row": Layout.from_json(plan["row"]), "flags": tuple(plan["flags"])})
 
 
 class Ring:
@@ -67,6 +70,8 @@ class Ring:
         self._head, self._stamps, self._sums = views["head"].data, views["stamps"], views["sums"]
         self._stamp = self._stamps.data  # of single rows
         self._fields = [(name, views[f"row {name}"]) for name in plan.row.fields]
+        self._seldom = views[f"row {plan.seldom}"] if plan.seldom and not plan.check else None
+        self._always = [(name, x) for name, x in self._fields if name != plan.seldom or self._seldom is None]
         self._rows: list[Row | None] = [None] * self.capacity
         self._due = np.arange(self.capacity) * 2 + 2  # stamps of the rows written first
         self._drops, self._checks = plan.drop_oldest, plan.check
@@ -177,10 +182,11 @@ class Ring:
         unread: int = written - self._next
         return max(1, self.capacity // 2) if self._drops and unread > self.capacity else unread
 
-    def take(self, count: int, into: Mapping[str, Array], start: int = 0) -> int:
+    def take(self, count: int, into: Mapping[str, Array], start: int = 0, breaks: Sequence[int] = ()) -> int:
         """Copy up to `count` rows to `into` (rows, K, …) from row `start` on and free them; gives how many were copied.
 
-        They follow each other; `skipped` tells whether the first follows the last that was copied before.
+        They follow each other; `skipped` tells whether the first follows the last that was copied before. The field `seldom`
+        is copied of rows with flags, of the last one, and of those before the numbers in `breaks`.
         """
         written = self._head[_WRITTEN]
         rows = min(count, self._ahead(written), self.capacity)
@@ -191,11 +197,17 @@ class Ring:
         fence()  # the count was read before the rows
         slot = first % self.capacity
         here = min(rows, self.capacity - slot)
-        for name, array in self._fields:
+        for name, array in self._always:
             target = into[name]
             target[start : start + here] = array[slot : slot + here]
             if here < rows:
                 target[start + here : start + rows] = array[: rows - here]
+        if self._seldom is not None:
+            wanted = {rows - 1, *(number - 1 - first for number in breaks if first < number < first + rows)}
+            for name in self.plan.flags:
+                wanted.update(np.flatnonzero(into[name][start : start + rows].reshape(rows, -1).any(1)).tolist())
+            for row in wanted:
+                into[self.plan.seldom][start + row] = self._seldom[(first + row) % self.capacity]
         sums = self._sums.take(range(slot, slot + rows), mode="wrap") if self._checks else self._sums
         fence()  # and they before their stamps
         late = self._overwritten(first, slot, here, rows)

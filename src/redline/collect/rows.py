@@ -21,6 +21,8 @@ TOLD = {
     "earned": np.float64,
 }
 
+ENDS = ("terminated", "truncated")  # where `final` is not what is seen next
+
 FROM_ENVS = ("final", *LEARNED, *TOLD)
 
 
