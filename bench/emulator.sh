@@ -4,22 +4,29 @@
 #   bench/emulator.sh [PYTHON] [SOURCES.tar.gz]      PYTHON has nes-py (default: .venv/bin/python); sources come from PyPI
 # To undo: pip install --force-reinstall --no-deps nes-py
 set -euo pipefail
+[ "$(uname -s)" = Linux ] || { echo "This is for Linux and g++."; exit 2; }
+command -v g++ > /dev/null || { echo "There is no g++; install it (Debian: apt install g++)."; exit 2; }
 python=$(command -v "${1:-.venv/bin/python}") || { echo "There is no ${1:-.venv/bin/python}; name the Python that has nes-py."; exit 2; }
+case $python in /*) ;; *) python=$PWD/$python ;; esac
+given=${2:-}
+case $given in "" | /*) ;; *) given=$PWD/$given ;; esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-read -r version library rom < <("$python" - <<'PY' 2>"$work/errors"
+{ read -r version && read -r library && read -r rom; } < <("$python" - <<'PY' 2> /dev/null
 import importlib.metadata, importlib.util, pathlib
 folder = lambda name: pathlib.Path(importlib.util.find_spec(name).origin).parent
 library, = folder("nes_py").glob("lib_nes_env*.so")
-print(importlib.metadata.version("nes-py"), library, folder("gym_super_mario_bros") / "_roms" / "super-mario-bros.nes")
+rom = folder("gym_super_mario_bros") / "_roms" / "super-mario-bros.nes"
+print(importlib.metadata.version("nes-py"), library, rom, sep="\n")
 PY
 ) || { echo "$python has no emulator to compile anew; install it: pip install 'redline[mario]'."; exit 2; }
 case $version in 8.*) ;; *) echo "nes-py is $version; this was written for 8."; exit 2 ;; esac
-if [ $# -lt 2 ]; then
-    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: -d "$work" "nes-py==$version"
+if [ -z "$given" ]; then
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary nes-py -d "$work" "nes-py==$version"
+    given=$(ls "$work"/nes[-_]py-*.tar.gz)
 fi
-tar xzf "${2:-$(ls "$work"/nes[-_]py-*.tar.gz)}" -C "$work"
+tar xzf "$given" -C "$work"
 sources=$(ls -d "$work"/nes[-_]py-*/nes_py/nes)
 
 cat > "$work/play.py" <<'PY'

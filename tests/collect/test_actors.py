@@ -110,6 +110,13 @@ def test_what_is_played_arrives(collecting: Collecting, inference: str, lanes: i
 def test_a_rollout_is_in_order(collecting: Collecting, inference: str) -> None:
     session = collecting(algo="ppo", inference=inference, lanes=3, actors=2, rollout=16, batch_size=48)
     session._start()
+    collector, seen, absorb = session.collector, [], session.collector._absorb
+
+    def look() -> None:
+        seen.append((collector.state.obs.tolist(), collector.final.tolist()))
+        absorb()
+
+    collector._absorb = look
     for _ in range(3):
         session._play()
         obs, ended = session.learner.obs.view(16, 3, 3), session.learner.ended.view(16, 3)
@@ -122,6 +129,9 @@ def test_a_rollout_is_in_order(collecting: Collecting, inference: str) -> None:
         assert torch.isfinite(session.learner.logp).all()
         assert (session.learner.logp < 0).all()
         assert session.learner.reward.tolist() == session.learner.action.tolist()  # an action earns its number
+    assert len(seen) == 48
+    for now, then in ((a, b) for obs_of, final in seen for a, b in zip(obs_of, final, strict=True)):
+        assert then == [now[0], now[1] + 1, now[2]]  # also where the episode ended
 
 
 @BOTH

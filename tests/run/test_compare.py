@@ -9,11 +9,13 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+import redline
 from redline import cli, envs
 from redline.core.errors import UserError
 from redline.run.agent import Agent, load_agent
@@ -129,7 +131,7 @@ def test_runs_are_ranked_by_the_score_per_game_over_where_games_were_cut_off(
 ) -> None:
     """The run whose agent hardly ever dies has the longer games, so with a budget it begins fewer of them."""
     outcomes = iter([outcome([6, 6, 6]), outcome([1, 1, 3], going_on=2), outcome([0, 0, 3], going_on=3)])
-    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: next(outcomes))
+    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: next(outcomes))
     result = evaluate_runs(agents, 3)
     assert result["best"] == str(agents[0].path)  # 6, then 5 for each game over, then at least 3 / 3.69
     assert result["worst"] == str(agents[2].path)
@@ -140,7 +142,7 @@ def test_a_snake_that_starves_is_not_the_better_for_it(agents: list[Agent], monk
     starved = outcome([1, 1, 3], going_on=1)
     starved = dataclasses.replace(starved, game_over=torch.zeros_like(starved.game_over))
     outcomes = iter([starved, outcome([2, 3, 4]), outcome([6, 6, 6], going_on=1)])
-    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: next(outcomes))
+    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: next(outcomes))
     result = evaluate_runs(agents, 3)
     assert result["worst"] == str(agents[0].path)
     assert result["best"] == str(agents[2].path)
@@ -231,9 +233,18 @@ def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
     code, out, _ = call(*words, "--sample")
     assert (code, out.splitlines()[0]) == (0, "2 runs of snake, actions drawn, on the same held-out games")
     first = ["eval", words[1], *words[3:]]
-    found = {call(*first, *more)[1] for more in ([], ["--sample"], ["--sample", "--seed", "1"])}
-    assert len(found) == 3
-    assert sum(", actions drawn, after " in text for text in found) == 2
+    (greedy, drawn, again) = (call(*first, *more)[1] for more in ([], ["--sample"], ["--sample"]))
+    assert drawn == again
+    assert greedy.partition("\n")[2] != drawn.partition("\n")[2]
+    assert (", greedy, after " in greedy, ", actions drawn, after " in drawn) == (True, True)
+    same = redline.evaluate(words[1], episodes=20, device="cpu", sample=True)
+    assert f" {same['score_mean']:.2f} " in drawn
+    assert redline.evaluate(words[1], episodes=20, device="cpu")["actions"] == "greedy"
+
+    played = mock.Mock(side_effect=AssertionError)
+    with mock.patch("redline.run.compare.evaluate_net", played):
+        code, _, err = call("eval", words[1], str(paths[0]), "--sample")
+    assert (code, "dqn has values" in err) == (2, True)
 
 
 def test_eval_of_several_runs_with_a_budget(paths: list[Path]) -> None:
@@ -256,7 +267,7 @@ def test_eval_refuses_what_cannot_be_compared_before_anything_is_played(
         SETTINGS, steps=16, run_dir=str(tmp_path / "wide"), env_options={"width": 6, "height": 4}
     )
     train(wide)
-    monkeypatch.setattr("redline.run.agent.evaluate_net", lambda *_: pytest.fail("it plays"))
+    monkeypatch.setattr("redline.run.compare.evaluate_net", lambda *_: pytest.fail("it plays"))
     code, out, err = call("eval", str(paths[0]), str(tmp_path / "wide"))
     assert (code, out) == (2, "")
     assert err.startswith(f"redline: {tmp_path / 'wide'} plays by other rules than {paths[0]}: env.width is 5 there, 6")

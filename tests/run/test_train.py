@@ -541,6 +541,16 @@ def test_a_changed_learning_rate_is_told_and_taken(
     assert json.loads((run / "config.json").read_text())["algo_options"]["learning_rate"] == 0.1
 
 
+@pytest.mark.parametrize(("before", "now"), [(0.0, 0.5), (0.5, 0.0)])
+def test_changed_practice_is_told_and_taken(
+    tmp_path: Path, before: float, now: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(tmp_path, steps=HALF, retry=before)
+    go(tmp_path, steps=FULL, retry=now)
+    assert f"Continuing with retry {now}; it was {before}." in capsys.readouterr().err
+    assert json.loads((tmp_path / "config.json").read_text())["retry"] == now
+
+
 def test_without_the_memory_it_is_filled_before_learning_goes_on(tmp_path: Path) -> None:
     first = go(tmp_path, steps=HALF, save_replay=False, eval_episodes=0)
     saved = newest(tmp_path)

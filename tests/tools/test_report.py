@@ -257,6 +257,9 @@ def test_runs_that_differ_only_in_their_seed_are_told_together(tmp_path: Path) -
     # A mean and a score per game over are not averaged.
     (paths[0] / "eval.json").write_text(json.dumps(evaluated(300, 3, finished=4, score_censored_low=8)))
     assert tables(told_of(*paths))[1][0]["mean"] == "-"
+    # Nor what was greedy with what was not.
+    (paths[0] / "eval.json").write_text(json.dumps(evaluated(300, 1, actions="actions drawn")))
+    assert tables(told_of(*paths))[1][0]["mean"] == "-"
 
 
 def test_names_that_markdown_would_misread(tmp_path: Path) -> None:

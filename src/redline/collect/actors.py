@@ -216,9 +216,9 @@ class ActorCollector(HostLanes):
         row = self.taken
         for name, target in self.targets.items():
             target.copy_(self.fetched[name][row])
-        ended = (self.terminated | self.truncated).view(-1, *(1,) * (self.final.ndim - 1))
-        # Else what was seen then is what is seen next.
-        self.final.copy_(torch.where(ended, self.fetched["final"][row], self.fetched["obs"][row + 1]))
+        given = self.fetched
+        ended = (given["terminated"][row] | given["truncated"][row]).view(-1, *(1,) * (self.final.ndim - 1))
+        self.final.copy_(torch.where(ended, given["final"][row], given["obs"][row + 1]))  # see ENDS
         self._absorb()
         self.tally.add({name: self.staged[name][row] for name in TOLD})
         self.lag += self.version - float(self.staged["version"][row].mean())

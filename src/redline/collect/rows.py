@@ -21,7 +21,7 @@ TOLD = {
     "earned": np.float64,
 }
 
-ENDS = ("terminated", "truncated")  # where `final` is not what is seen next
+ENDS = ("terminated", "truncated")  # where `final` is not what the next row sees
 
 FROM_ENVS = ("final", *LEARNED, *TOLD)
 

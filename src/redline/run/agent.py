@@ -45,17 +45,16 @@ class Agent:
         sample: bool = False,
     ) -> dict[str, Any]:
         """Held-out games, or with `max_steps` so many steps of them; fields as of `redline eval --json`."""
+        self.check(sample)
         started = time.monotonic()
-        return self.record(self.play(episodes, seed, progress, max_steps, sample), started, sample)
+        outcome = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
+        return self.record(outcome, started, sample)
 
-    def play(
-        self, episodes: int, seed: int, progress: Callable[[int], None], max_steps: int, sample: bool
-    ) -> Evaluation:
-        """What came of the games of `evaluate`."""
+    def check(self, sample: bool) -> None:
+        """Refuse to `sample` where there is nothing to draw from."""
         algo = self.config["algo"]
         if sample and "logp" not in algos.load(algo).OUTPUTS:
             raise UserError(f"sample is set, but {algo} has values and no policy to draw from; leave it away.")
-        return evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
 
     def record(self, outcome: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
         """What is told of an evaluation that began at `started`, by the monotonic clock."""

@@ -13,7 +13,7 @@ import torch
 
 from redline.core.errors import UserError
 from redline.run.agent import Agent
-from redline.run.evaluate import Evaluation
+from redline.run.evaluate import Evaluation, evaluate_net
 from redline.run.statistics import bootstrap_runs, iqm
 
 _GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
@@ -33,12 +33,15 @@ def evaluate_runs(
     `progress` hears the number of the run, from 0, and what `evaluate` tells of it.
     """
     check_comparable(agents)
+    for agent in agents:
+        agent.check(sample)
     started = time.monotonic()
     outcomes, records = [], []
     for number, agent in enumerate(agents):
         began, tell = time.monotonic(), partial(progress, number)
-        outcomes.append(agent.play(episodes, seed, tell, max_steps, sample))
-        records.append(agent.record(outcomes[-1], began, sample))
+        outcome = evaluate_net(agent.net, agent.rules, agent.device, episodes, seed, tell, max_steps, sample)
+        outcomes.append(outcome)
+        records.append(agent.record(outcome, began, sample))
     score = _ranking(records)
     return {
         "env": agents[0].config["env"],

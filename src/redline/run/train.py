@@ -306,6 +306,8 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
         )
     if before.get("phases", []) != plan.describe()["phases"]:
         progress.say("Continuing with another curriculum than before; it begins at the phase that is due now.")
+    if (practised := before.get("retry", plan.retry)) != plan.retry:
+        progress.say(f"Continuing with retry {plan.retry}; it was {practised}.")
     for key, (a, b) in changed.items():
         progress.say(f"Continuing with {plan.settings.algo}.{key} {b!r}; it was {a!r}.")
 
