@@ -211,7 +211,7 @@ def test_return_statistics_follow_what_is_seen() -> None:
 
 
 def test_actions_are_drawn_from_the_policy(looks_uniform: Callable[[Tensor], bool]) -> None:
-    noise = ppo.gumbel(random.bits(random.seed_key(1), torch.arange(4 * 40_000))).view(-1, 4)
+    noise = random.gumbel(random.bits(random.seed_key(1), torch.arange(4 * 40_000))).view(-1, 4)
     logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
     counts = torch.bincount((logits + noise).argmax(1), minlength=4)
     assert counts.div(40_000).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.01)
@@ -219,7 +219,7 @@ def test_actions_are_drawn_from_the_policy(looks_uniform: Callable[[Tensor], boo
 
 
 def test_the_ends_of_the_noise_are_finite() -> None:
-    ends = ppo.gumbel(torch.tensor([0, 255, 256, 0xFFFFFF00, 0xFFFFFFFF]))
+    ends = random.gumbel(torch.tensor([0, 255, 256, 0xFFFFFF00, 0xFFFFFFFF]))
     assert torch.isfinite(ends).all()
     assert (ends.abs() < 20).all()
 

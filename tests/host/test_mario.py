@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 from redline import cli
 from redline.collect.host import HostTally
 from redline.core.errors import UserError
+from redline.core.records import Hardware
 from redline.envs import HOSTS, frames, load_game, make, make_rules
 from redline.envs import mario as adapter
 from redline.envs.host import HostEnvs, is_host
@@ -349,6 +350,15 @@ def test_what_suits_it(old: None) -> None:
     assert (plan.algo_config.gamma, plan.algo_config.average, plan.retry) == (0.95, 0.998, 0.5)
     own = resolve(Settings("mario", device="cpu", env_options={"sticky": "0.25", "frame_skip": "2", "noops": "30"}))
     assert (own.rules.config.sticky, own.rules.config.frame_skip, own.rules.config.noops) == (0.25, 2, 30)
+
+
+def test_what_suits_it_where_many_cores_play(old: None) -> None:
+    """What it was learned with: four games for each of fifteen actors, six gradient steps an epoch."""
+    del old
+    machine = Hardware("cuda:0", "test", cores=16, memory_gb=80.0, bf16=True, compiler="g++", capability=(9, 0))
+    found = {name: value for name, (value, _) in load_game("mario").suggest(machine, {}).items()}
+    chosen = [found[f"ppo.{name}"] for name in ("num_envs", "rollout", "batch_size", "epochs", "learning_rate")]
+    assert chosen == [60, 64, 640, 5, 2.5e-4]
 
 
 def test_evaluation_says_how_many_games_were_won(old: None) -> None:

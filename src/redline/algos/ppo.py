@@ -123,7 +123,7 @@ def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Te
     logits, value = net(turn.obs, turn.legal)
     actions = logits.shape[1]
     number = turn.lane.unsqueeze(1) * actions + torch.arange(actions, device=logits.device)
-    noise = gumbel(random.bits(random.fold(turn.key, 2 * turn.draw), number))
+    noise = random.gumbel(random.bits(random.fold(turn.key, 2 * turn.draw), number))
     action: Tensor = (logits + noise).argmax(1)
     return action, (value, nets.gather(logits.log_softmax(1), action))
 
@@ -230,12 +230,6 @@ class Learner(OnPolicy):
         """All weights, by name."""
         averages = {} if self.averaged is None else self.averaged.state_dict()
         return dict(self.net.state_dict()) | {_AVERAGE + name: weights for name, weights in averages.items()}
-
-
-def gumbel(random_bits: Tensor) -> Tensor:
-    """Standard Gumbel noise (…) float32, -2.8 to 18.4: added to logits, the largest is a draw from their softmax."""
-    exponential = -torch.log1p(-random.uniform(random_bits))  # of [0, 1): never infinite, may be 0
-    return -exponential.clamp(min=1e-8).log()
 
 
 class Policy(nn.Module):

@@ -53,6 +53,12 @@ def uniform(random_bits: Tensor) -> Tensor:
     return (random_bits >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
+def gumbel(random_bits: Tensor) -> Tensor:
+    """Standard Gumbel noise (…) float32, -2.8 to 18.4: added to logits, the largest is a draw from their softmax."""
+    exponential = -torch.log1p(-uniform(random_bits))  # of [0, 1): never infinite, may be 0
+    return -exponential.clamp(min=1e-8).log()
+
+
 def seed_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
     """The root key of `seed`, a () int32 tensor. All 64 bits of the seed are read."""
     key = mix(mix(seed & MASK) ^ ((seed >> 32) & MASK))

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from redline.algos.ppo import gumbel
 from redline.collect.fleet import CannotStart
 from redline.collect.spread import SpreadEnvs
 from redline.core import random
@@ -101,8 +100,7 @@ def greedy(net: nn.Module, device: torch.device) -> Policy:
 
     @torch.no_grad()
     def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        values: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
-        return values.argmax(1)
+        return _asked(net, device, obs, legal).argmax(1)
 
     return policy
 
@@ -113,13 +111,19 @@ def drawn(net: nn.Module, device: torch.device, seed: int) -> Policy:
 
     @torch.no_grad()
     def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        logits: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
+        logits = _asked(net, device, obs, legal)
         number = torch.arange(logits.numel(), device=device).view_as(logits)
-        noise = gumbel(random.bits(random.fold(key, count), number))
+        noise = random.gumbel(random.bits(random.fold(key, count), number))
         count.add_(1)
         return (logits + noise).argmax(1)
 
     return policy
+
+
+def _asked(net: nn.Module, device: torch.device, obs: Tensor, legal: Tensor | None) -> Tensor:
+    """What the network says of every action, (N, A)."""
+    found: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
+    return found
 
 
 def evaluate_net(
