@@ -25,8 +25,8 @@ from redline.engine import fast, hardware
 from redline.envs import Rules, batch, make_rules
 from redline.games import tetris
 from redline.run.evaluate import evaluate
-from redline.run.folder import write_json
 from redline.run.options import parse_number
+from redline.run.run_folder import write_json
 from redline.tools.bench import describe_machine, rate
 
 NAMES = (
@@ -60,14 +60,14 @@ class Greedy:
     def __init__(
         self, rules: Rules, name: str, boards: int, device: torch.device, compiler: fast.Compiler, graph: bool
     ) -> None:
-        keys = batch.lane_keys(0, torch.arange(boards, device=device))
+        keys = batch.env_keys(0, torch.arange(boards, device=device))
         self.rules, self.weights = rules, dict(zip(NAMES, WEIGHTS[name], strict=True))
-        self.lanes = map_record(torch.clone, batch.reset(rules, keys))
+        self.envs = map_record(torch.clone, batch.reset(rules, keys))
         self.call = fast.Graph(compiler(self.step), graph, compiler.notify)
 
     @torch.no_grad()
     def step(self) -> None:
-        config, state = self.rules.config, self.lanes.game
+        config, state = self.rules.config, self.envs.game
         after = tetris.afterstates(config, state)
         found = tetris.board_features(config, after.columns, tetris.heights(after.columns))
         found |= {"landing_height": after.landing, "eroded_cells": after.eroded}
@@ -75,8 +75,8 @@ class Greedy:
         for feature, weight in self.weights.items():
             score = score + weight * found[feature].to(torch.float32)
         action = torch.where(after.legal, score, -torch.inf).argmax(1)
-        lanes, _ = batch.step(self.rules, self.lanes, action)
-        assign(self.lanes, lanes)
+        envs, _ = batch.step(self.rules, self.envs, action)
+        assign(self.envs, envs)
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 # As the data flows. A single file in the package's own folder (cli.py) is a layer of its own.
 LAYERS = (
-    *("core", "games", "oracles", "envs", "replay", "algos"),
-    *("engine", "collect", "run", "tools", "web", "cli"),
+    *("core", "games", "oracles", "envs", "engine", "replay", "algos"),
+    *("recipes", "collect", "run", "testing", "tools", "web", "cli"),
 )
 FREE = ("__init__", "__main__")  # the package's front door may import anything; only the last layer may import it
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redline.core.errors import StorageError, UserError
 from redline.envs import Env, EnvStep, make
-from redline.envs.gym import register as _register
+from redline.envs.gymnasium_adapter import register as _register
 
 if TYPE_CHECKING:
     from redline.run.train import Run

@@ -189,7 +189,7 @@ def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
 def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
     """What came of a training run, and the commands to go on with it."""
     from redline.envs import load_game
-    from redline.envs.host import is_host
+    from redline.envs.gym_envs import is_cpu_env
     from redline.run.progress import duration, quantity
 
     run_dir, env = result["run"], result["env"]
@@ -203,7 +203,7 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
     game: Any = load_game(env)
-    host = is_host(game)  # not shown by watch; whether a game was won it may not say
+    host = is_cpu_env(game)  # not shown by watch; whether a game was won it may not say
     if "score_mean" in result:
         won = "" if host and not game.WON else f", won {100 * result['win_rate']:.1f} %"
         lines.append(
@@ -254,8 +254,8 @@ def _relative(path: Path) -> Path:
 def _eval(argument: str, options: dict[str, Any], as_json: bool) -> int:
     from redline.run.agent import load_agent
     from redline.run.compare import evaluate_runs
-    from redline.run.folder import write_json
     from redline.run.options import build
+    from redline.run.run_folder import write_json
     from redline.tools.wording import comparison, evaluation
 
     runs = [argument, *options.pop("more", [])]
@@ -353,7 +353,7 @@ def _bench(argument: str, options: dict[str, Any], as_json: bool) -> int:
     for kind in [argument] if argument else list(kinds):
         record[kind] = kinds[kind](wanted, sys.stderr if as_json else sys.stdout)
     if wanted.out:
-        from redline.run.folder import write_json
+        from redline.run.run_folder import write_json
 
         write_json(Path(wanted.out), record)
     if as_json:

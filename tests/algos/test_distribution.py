@@ -115,11 +115,11 @@ def quantile_loss(quantiles: list[float], targets: list[float], delta: float) ->
     """One sample, pair by pair, in doubles."""
     total = 0.0
     for number, quantile in enumerate(quantiles):
-        share = (2 * number + 1) / (2 * len(quantiles))
+        progress = (2 * number + 1) / (2 * len(quantiles))
         for target in targets:
             error = target - quantile
             huber = error**2 / 2 if abs(error) <= delta else delta * (abs(error) - delta / 2)
-            total += (1 - share if error < 0 else share) * huber / delta / len(targets)
+            total += (1 - progress if error < 0 else progress) * huber / delta / len(targets)
     return total
 
 

@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline import algos
-from redline.algos import dqn, nets
+from redline.algos import dqn, networks
 from redline.algos.dqn import Config, Learner
-from redline.collect.device import Collector
+from redline.collect.device_collector import DeviceCollector
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Events, Hardware, Runtime, Spec
 from redline.envs import batch
-from redline.envs.batch import Rules, lane_keys
+from redline.envs.batch import Rules, env_keys
 from redline.replay import ring as ring_module
-from redline.replay.ring import Ring
+from redline.replay.ring import ReplayRing
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
@@ -95,11 +95,11 @@ class Table:
 
     def __call__(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         del obs
-        return nets.masked(self.values, legal)
+        return networks.masked(self.values, legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
         del obs
-        return nets.gather(self.values, action)
+        return networks.gather(self.values, action)
 
 
 def obs_of(count: int) -> Tensor:
@@ -237,7 +237,7 @@ def test_epsilon_at_start_middle_end_and_beyond(steps: int, expected: list[float
 def test_epsilon_ends_are_a_geometric_ladder() -> None:
     config = Config(epsilon_high=0.4, epsilon_low=0.4 / 2**7, epsilon_steps=10)
     found = dqn.epsilon(config, torch.tensor(10), torch.arange(8), 8)
-    assert found.tolist() == pytest.approx([0.4 / 2**lane for lane in range(8)], abs=1e-7)
+    assert found.tolist() == pytest.approx([0.4 / 2**env_index for env_index in range(8)], abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +268,10 @@ def test_epsilon_one_is_uniform_and_never_the_same_twice(looks_uniform: Callable
     assert looks_uniform(torch.bincount(calls.flatten(), minlength=3))
     pairs = calls[:-1] * 3 + calls[1:]  # one call tells nothing of the next …
     assert looks_uniform(torch.bincount(pairs.flatten(), minlength=9))
-    neighbours = calls[:, :-1] * 3 + calls[:, 1:]  # … nor one lane of another
+    neighbours = calls[:, :-1] * 3 + calls[:, 1:]  # … nor one environment of another
     assert looks_uniform(torch.bincount(neighbours.flatten(), minlength=9))
     assert len({tuple(call.tolist()) for call in calls}) == 60
-    shares = torch.nn.functional.one_hot(calls, 3).double().mean(0)  # of each lane over the calls
+    shares = torch.nn.functional.one_hot(calls, 3).double().mean(0)  # of each environment over the calls
     entropy = -(shares * shares.clamp(min=1e-9).log()).sum(1)
     assert entropy.min() > 0.8 * torch.tensor(3.0).log()
 
@@ -289,7 +289,7 @@ def test_each_lane_explores_at_its_own_rate_by_its_own_clock() -> None:
     learner = learner_of(config, num_envs=3)
     fixed_values(learner, [0.0, 0.5, 1.0])
     calls = torch.stack([learner.act(torch.zeros(3, 3)) for _ in range(1100)]) != 2
-    # 100 calls are 300 environment steps: from then on the lanes are at 0.9, 0.3 and 0.1.
+    # 100 calls are 300 environment steps: from then on the environments are at 0.9, 0.3 and 0.1.
     shares = calls[100:].double().mean(0) * 1.5
     assert shares.tolist() == pytest.approx([0.9, 0.3, 0.1], rel=0.25)
     assert calls[:20].double().mean() * 1.5 > 0.7, "at first all of them are bold"
@@ -354,7 +354,7 @@ def test_a_state_without_legal_actions_gives_an_action_all_the_same() -> None:
 
 def test_the_policy_of_a_checkpoint_scores_illegal_actions_lowest() -> None:
     learner, legal = learner_of(TINY), masks_of(14)
-    net = dqn.policy_net(learner.spec, TINY, learner.state_dict()["model"])
+    net = dqn.policy_network(learner.spec, TINY, learner.state_dict()["model"])
     plain, scores = net(obs_of(14)), net(obs_of(14), legal)
     assert torch.equal(scores[legal], plain[legal])
     assert (scores[~legal] == -1e9).all()
@@ -451,7 +451,7 @@ def test_state_dict_holds_everything_that_changes() -> None:
             learner.update()
     assert torch.equal(ours.optimizer.flat, theirs.optimizer.flat)
     assert torch.equal(ours.target_flat, theirs.target_flat)
-    net = dqn.policy_net(ours.spec, TINY, ours.state_dict()["model"])
+    net = dqn.policy_network(ours.spec, TINY, ours.state_dict()["model"])
     assert torch.equal(net(obs_of(6)), ours.online(obs_of(6)))
     assert not torch.equal(net(obs_of(6)), ours.target(obs_of(6)))
 
@@ -485,7 +485,7 @@ def test_possible_settings_are_taken() -> None:
 
 def test_what_a_continued_run_must_keep_is_there() -> None:
     fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(dqn.FIXED) <= fields
+    assert set(dqn.RESUME_FIXED) <= fields
     for device in ("cpu", "cuda:1"):
         suggested = dqn.suggest(Hardware(device, "x", 2, 4.0, False, ""))
         assert set(suggested) - fields == {"num_envs"}
@@ -542,7 +542,7 @@ def probe(step: Step, start: Callable[[Tensor], Tensor] = torch.zeros_like, time
 
 
 def train(rules: Rules, updates: int = 150, **options: Any) -> Learner:
-    """Play 16 lanes at random into the memory, and learn from it: exploration is no part of these tests."""
+    """Play 16 environments at random into the memory, and learn from it: exploration is no part of these tests."""
     n_step = options.get("n_step", 1)
     config = Config(
         **{
@@ -558,10 +558,10 @@ def train(rules: Rules, updates: int = 150, **options: Any) -> Learner:
         }
         | options
     )
-    lanes = batch.reset(rules, lane_keys(3, torch.arange(16)))
-    learner = Learner(rules, config, lanes.game, 16, seed=1, runtime=Runtime(CPU))
-    learner.memory = Ring(rules, lanes.game, config.replay_capacity, config.n_step, config.gamma, finals=40)
-    collector = Collector(rules, learner, lanes)
+    num_envs = batch.reset(rules, env_keys(3, torch.arange(16)))
+    learner = Learner(rules, config, num_envs.game, 16, seed=1, runtime=Runtime(CPU))
+    learner.memory = ReplayRing(rules, num_envs.game, config.replay_capacity, config.n_step, config.gamma, finals=40)
+    collector = DeviceCollector(rules, learner, num_envs)
     for _ in range(40):
         collector.step()
     for update in range(updates):
@@ -672,21 +672,21 @@ def test_probe_reward_comes_a_step_later(options: dict[str, Any]) -> None:
 def test_probe_learned_by_its_own_play() -> None:
     """The whole loop: act, step, remember, learn, with exploration going down; then greedy play is right every time."""
     rules = probe(choose_then_earn)
-    lanes = batch.reset(rules, lane_keys(3, torch.arange(8)))
+    num_envs = batch.reset(rules, env_keys(3, torch.arange(8)))
     options = {"learning_rate": 1e-2, "gamma": 0.5, "n_step": 1, "epsilon_steps": 800, "tau": 0.1}
     config = Config(batch_size=32, hidden=(16,), replay_capacity=800, **options)
-    learner = Learner(rules, config, lanes.game, 8, 1, Runtime(CPU))
-    collector = Collector(rules, learner, lanes)
+    learner = Learner(rules, config, num_envs.game, 8, 1, Runtime(CPU))
+    collector = DeviceCollector(rules, learner, num_envs)
     for iteration in range(200):
         collector.step()
         if iteration > 10:
             learner.update()
-    collector.tally.read()
+    collector.episode_stats.read()
     for _ in range(50):
         collector.step()
-    found = collector.tally.read()
+    found = collector.episode_stats.read()
     assert found["length"] == 2.0
-    assert found["reward"] > 0.9  # the boldest lane still makes a random move in ten
+    assert found["reward"] > 0.9  # the boldest environment still makes a random move in ten
     assert learner.policy(F.one_hot(torch.zeros(1, dtype=torch.int64), 5)).item() == 1
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from redline.algos import dqn
 from redline.algos.dqn import Config, Learner
-from redline.collect.device import Collector
+from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.core.records import Batch, Runtime, Spec
 from redline.envs import batch
-from redline.envs.batch import Rules, lane_keys
+from redline.envs.batch import Rules, env_keys
 from redline.replay.priority import UNIT, Priorities
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
@@ -51,9 +51,9 @@ def learner_of(
         "prioritized": True,
         "priority_alpha": 0.6,
     }
-    lanes = batch.reset(rules, lane_keys(3, torch.arange(LANES)))
-    learner = Learner(rules, Config(**chosen | options), lanes.game, LANES, 1, Runtime(CPU, amp), accumulate)
-    collector = Collector(rules, learner, lanes)
+    num_envs = batch.reset(rules, env_keys(3, torch.arange(LANES)))
+    learner = Learner(rules, Config(**chosen | options), num_envs.game, LANES, 1, Runtime(CPU, amp), accumulate)
+    collector = DeviceCollector(rules, learner, num_envs)
     for _ in range(ROWS + 9):
         collector.step()
     return learner
@@ -152,7 +152,7 @@ def test_each_part_of_an_accumulated_step_is_ranked_before_the_next_is_drawn() -
 
 
 def test_what_is_wrong_is_drawn_more_often() -> None:
-    """A memory in which only one lane's rewards surprise: its share of the samples grows far beyond its share of places."""
+    """A memory in which only one environment's rewards surprise: its share of the samples grows far beyond its share of places."""
     learner = learner_of(probe(stand_still), priority_alpha=1.0, gamma=0.0, learning_rate=1e-9)
     learner.memory.reward.zero_()
     learner.memory.reward[5::LANES] = 10.0
@@ -382,7 +382,7 @@ def test_a_session_trains_and_beta_follows_its_steps(seed: int) -> None:
 def test_progress_is_left_alone_without_priorities() -> None:
     session = session_of(prioritized=False)
     session.iterate(40)
-    assert session.share > 0.5
+    assert session.progress > 0.5
     assert session.learner.progress.item() == 0.0
 
 

@@ -34,7 +34,7 @@ from test_dqn_prioritized import learner_of as ranking_learner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import dqn, layers, nets
+from redline.algos import dqn, layers, networks
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.dqn import PRESETS, Config, Learner
 from redline.core import random
@@ -62,7 +62,7 @@ each_switch = pytest.mark.parametrize("options", SWITCHES.values(), ids=SWITCHES
 
 def net_of(learner: Learner) -> nn.Module:
     """As evaluation makes it."""
-    return dqn.policy_net(learner.spec, learner.config, learner.state_dict()["model"])
+    return dqn.policy_network(learner.spec, learner.config, learner.state_dict()["model"])
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -79,7 +79,7 @@ class Values:
         self.here, self.there = here, there
 
     def __call__(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        return nets.masked(self.there if obs.any() else self.here, legal)
+        return networks.masked(self.there if obs.any() else self.here, legal)
 
 
 def soft_policy(values: list[float], tau: float, legal: list[bool] | None = None) -> list[float]:
@@ -90,9 +90,9 @@ def soft_policy(values: list[float], tau: float, legal: list[bool] | None = None
     return [w / sum(weights) for w in weights]
 
 
-def earned(values: list[float], action: int, alpha: float, tau: float, clip: float) -> float:
+def earned(values: list[float], action: int, alpha: float, tau: float, clip_range: float) -> float:
     """What the action taken earns besides its reward."""
-    return alpha * max(tau * math.log(max(soft_policy(values, tau)[action], 1e-300)), clip)
+    return alpha * max(tau * math.log(max(soft_policy(values, tau)[action], 1e-300)), clip_range)
 
 
 def entropy(policy: list[float]) -> float:
@@ -162,7 +162,7 @@ class Outputs(Values):
         return self.there if obs.any() else self.here
 
     def __call__(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        return nets.masked(self.kind.expected(self.outputs(obs)), legal)
+        return networks.masked(self.kind.expected(self.outputs(obs)), legal)
 
 
 @pytest.mark.parametrize("kind", [Categorical(7, -2.0, 3.0), Quantile(5, 0.7)], ids=["categorical", "quantile"])
@@ -271,16 +271,16 @@ def test_a_sample_that_is_not_finite_is_skipped(options: dict[str, Any]) -> None
 @pytest.mark.parametrize("net", ["mlp", "cnn", "resnet"])
 def test_values_of_distributions_are_their_means(kind: Kind, net: Any) -> None:
     spec = Spec((2, 5, 6), torch.float32, (1.0,) * 2, 1, 3, "points")
-    config = nets.NetConfig(net=net, hidden=(16,), channels=(4,), layer_norm=True)
+    config = networks.NetworkConfig(net=net, hidden=(16,), channels=(4,), layer_norm=True)
     for dueling in (False, True):
-        built = nets.build(spec, config, 1, dueling=dueling, kind=kind)
-        assert isinstance(built, nets.Distributional)
+        built = networks.build(spec, config, 1, dueling=dueling, kind=kind)
+        assert isinstance(built, networks.Distributional)
         obs, legal = drawn(7, 2, 5, 6), masks_of(7)
         outputs = built.outputs(obs)
         assert outputs.shape == (7, 3, 5)
         means = outputs.mean(2) if isinstance(kind, Quantile) else outputs.softmax(2) @ torch.linspace(-1, 1, 5)
         torch.testing.assert_close(built(obs), means, rtol=1e-4, atol=1e-6)
-        assert torch.equal(built(obs, legal), torch.where(legal, built(obs), nets.ILLEGAL))
+        assert torch.equal(built(obs, legal), torch.where(legal, built(obs), networks.ILLEGAL))
         action = torch.tensor([0, 1, 2, 0, 1, 2, 0])
         assert torch.equal(built.chosen(obs, action), built(obs)[torch.arange(7), action])
         if dueling:  # value and advantages atom by atom: (value, three advantages) of five each
@@ -300,8 +300,8 @@ def test_gaussian_numbers_look_so() -> None:
     found = layers.gaussian(random.bits(random.seed_key(3), torch.arange(100_000))).double()
     assert abs(found.mean()) < 0.02
     assert found.std() == pytest.approx(1.0, abs=0.02)
-    for bound, share in ((-1.0, 0.1587), (0.0, 0.5), (1.6449, 0.95)):
-        assert (found < bound).double().mean() == pytest.approx(share, abs=0.006)
+    for bound, progress in ((-1.0, 0.1587), (0.0, 0.5), (1.6449, 0.95)):
+        assert (found < bound).double().mean() == pytest.approx(progress, abs=0.006)
     ends = layers.gaussian(torch.tensor([0, 2**32 - 1]))
     assert torch.isfinite(ends).all()
     assert ends[0] == -ends[1]
@@ -327,7 +327,7 @@ def test_a_noisy_layer_without_deviation_or_noise_is_the_plain_layer() -> None:
 
 def test_noise_depends_on_key_and_layer_alone() -> None:
     spec = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
-    net, other = (nets.build(spec, nets.NetConfig(hidden=(8, 8)), seed, sigma=0.5) for seed in (1, 2))
+    net, other = (networks.build(spec, networks.NetworkConfig(hidden=(8, 8)), seed, sigma=0.5) for seed in (1, 2))
     for part in (net, other):
         layers.draw_noise(part, random.seed_key(1))
     first = noise_of(net).clone()
@@ -351,7 +351,7 @@ def test_a_noisy_network_begins_with_the_weights_of_a_plain_one(options: dict[st
 @pytest.mark.parametrize("net", ["mlp", "cnn", "resnet"])
 def test_fully_connected_layers_are_noisy_and_convolutions_are_not(net: Any) -> None:
     spec = Spec((2, 5, 6), torch.float32, (1.0,) * 2, 1, 3, "points")
-    built = nets.build(spec, nets.NetConfig(net=net, hidden=(16, 8), channels=(4,)), 1, sigma=0.5)
+    built = networks.build(spec, networks.NetworkConfig(net=net, hidden=(16, 8), channels=(4,)), 1, sigma=0.5)
     found = {name for name, module in built.named_modules() if isinstance(module, layers.Noisy)}
     hidden = {"dense.layers.0", "dense.layers.1"} if net == "mlp" else {"dense.layers.0"}
     assert found == hidden | {"dense.head.out"}
@@ -371,7 +371,7 @@ def test_play_is_noisy_and_evaluation_is_not() -> None:
         learner.act(obs)
         assert torch.equal(learner.policy(obs), best)
     calls = torch.stack([learner.act(obs) for _ in range(60)])
-    counts = torch.nn.functional.one_hot(calls, 3).sum(0)  # of each lane: at first the noise decides alone
+    counts = torch.nn.functional.one_hot(calls, 3).sum(0)  # of each environment: at first the noise decides alone
     assert counts.min() > 5, "there are actions the noise does not reach"
 
 
@@ -621,7 +621,7 @@ def test_a_continued_session_goes_on_as_if_it_had_not_stopped(options: dict[str,
 
 def batch_obs(session: Any) -> Tensor:
     rules = session.collector.rules
-    found: Tensor = rules.game.observe(rules.config, session.collector.lanes.game)
+    found: Tensor = rules.game.observe(rules.config, session.collector.envs.game)
     return found
 
 
@@ -632,7 +632,7 @@ def test_the_policy_of_a_checkpoint_scores_illegal_actions_lowest() -> None:
         net = net_of(learner)
         plain, scores = net(obs_of(14)), net(obs_of(14), legal)
         assert torch.equal(scores[legal], plain[legal])
-        assert (scores[~legal] == nets.ILLEGAL).all()
+        assert (scores[~legal] == networks.ILLEGAL).all()
 
 
 # ---- Configuration
@@ -688,7 +688,7 @@ def test_presets_are_settings(name: str) -> None:
 
 
 def test_a_run_is_not_continued_with_another_network() -> None:
-    assert {"distribution", "atoms", "v_min", "v_max", "noisy", "layer_norm", "dueling"} <= set(dqn.FIXED)
+    assert {"distribution", "atoms", "v_min", "v_max", "noisy", "layer_norm", "dueling"} <= set(dqn.RESUME_FIXED)
 
 
 def test_memory_of_distributions_is_counted() -> None:

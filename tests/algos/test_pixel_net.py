@@ -13,16 +13,16 @@ from probes import anywhere, paid_by_action, probe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import dqn, layers, nets, onpolicy, ppo, pqn
+from redline.algos import dqn, layers, networks, on_policy, ppo, pqn
 from redline.algos.distribution import Categorical, Quantile
-from redline.collect.device import Collector
+from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.core.records import Batch, Runtime, Spec
 from redline.envs import batch
-from redline.envs.batch import Rules, lane_keys
+from redline.envs.batch import Rules, env_keys
 
 CPU = torch.device("cpu")
-SMALL = nets.NetConfig("pixels", (16,), (4, 8))
+SMALL = networks.NetworkConfig("pixels", (16,), (4, 8))
 
 
 def spec_of(shape: tuple[int, ...] = (3, 44, 40), actions: int = 3) -> Spec:
@@ -74,7 +74,7 @@ def test_a_value_for_each_action(
     shape: tuple[int, ...], channels: tuple[int, ...], features: int, dueling: bool
 ) -> None:
     spec = spec_of(shape)
-    net: Any = nets.build(spec, nets.NetConfig("pixels", (99, 16), channels), 1, dueling=dueling)
+    net: Any = networks.build(spec, networks.NetworkConfig("pixels", (99, 16), channels), 1, dueling=dueling)
     assert net.dense.layers[0].in_features == features
     values = net(images(5, shape))
     assert (values.shape, values.dtype) == ((5, 3), torch.float32)
@@ -83,7 +83,7 @@ def test_a_value_for_each_action(
 
 
 def test_the_default_is_that_of_mnih() -> None:
-    net: Any = nets.build(spec_of((4, 84, 84)), nets.NetConfig("pixels"), 0)
+    net: Any = networks.build(spec_of((4, 84, 84)), networks.NetworkConfig("pixels"), 0)
     assert [filters_of(conv).shape for conv in net.convs] == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
     assert [conv.bias for conv in net.convs] == [None] * 3
     assert not any("conv" in name and "bias" in name for name in net.state_dict())
@@ -93,27 +93,27 @@ def test_the_default_is_that_of_mnih() -> None:
     ("shape", "channels", "least"), [((4, 35, 84), (4,), 36), ((4, 84, 7), (4,), 36), ((4, 64, 64), (4,) * 6, 84)]
 )
 def test_images_that_are_used_up_are_refused(shape: tuple[int, ...], channels: tuple[int, ...], least: int) -> None:
-    config = nets.NetConfig("pixels", (8,), channels)
+    config = networks.NetworkConfig("pixels", (8,), channels)
     size = f"{shape[1]}x{shape[2]}"
     with pytest.raises(
         UserError, match=rf"^net is pixels, but images of {size} are used up .*expected {least}x{least}"
     ):
-        nets.build(spec_of(shape), config, 0)
-    nets.build(spec_of((4, least, least)), config, 0)
+        networks.build(spec_of(shape), config, 0)
+    networks.build(spec_of((4, least, least)), config, 0)
     with pytest.raises(UserError, match="are no planes"):
-        nets.build(spec_of((4,)), config, 0)
+        networks.build(spec_of((4,)), config, 0)
 
 
 def test_boards_are_left_to_other_networks() -> None:
-    for shape, kind in (((3, 10, 10), nets.MLP), ((4, 84, 84), nets.CNN)):
-        assert type(nets.build(spec_of(shape), nets.NetConfig("auto", (8,), (4,)), 0)) is kind
+    for shape, kind in (((3, 10, 10), networks.MLP), ((4, 84, 84), networks.CNN)):
+        assert type(networks.build(spec_of(shape), networks.NetworkConfig("auto", (8,), (4,)), 0)) is kind
 
 
 # ---- Numbers
 
 
 def test_it_is_plain_convolutions_and_group_norms() -> None:
-    net, obs = louder(nets.build(spec_of(), SMALL, 3)), images()
+    net, obs = louder(networks.build(spec_of(), SMALL, 3)), images()
     x = obs.float() * torch.tensor(spec_of().obs_scale).view(-1, 1, 1)
     for conv, norm, stride in zip(net.convs, net.norms, (4, 2, 1), strict=True):
         x = F.relu(F.group_norm(F.conv2d(x, filters_of(conv), stride=stride), 1, norm.weight, norm.bias))
@@ -174,7 +174,7 @@ def test_what_is_no_bytes_or_has_odd_rows_is_computed_as_ever() -> None:
 
 @pytest.mark.parametrize("playing", [False, True])
 def test_a_batch_equals_its_singles(playing: bool) -> None:
-    net, obs = louder(nets.build(spec_of(), SMALL, 1, dueling=True)), images()
+    net, obs = louder(networks.build(spec_of(), SMALL, 1, dueling=True)), images()
     with torch.set_grad_enabled(not playing):
         singles = torch.cat([net(one.unsqueeze(0)) for one in obs])
         torch.testing.assert_close(net(obs), singles, rtol=1e-5, atol=1e-5)
@@ -183,7 +183,7 @@ def test_a_batch_equals_its_singles(playing: bool) -> None:
 
 
 def test_channels_lie_together_all_the_way() -> None:
-    net: Any = nets.build(spec_of(), SMALL, 1)
+    net: Any = networks.build(spec_of(), SMALL, 1)
     seen: list[bool] = []
     for module in (*net.convs, *net.norms):
         module.register_forward_hook(
@@ -200,7 +200,7 @@ def test_channels_lie_together_all_the_way() -> None:
 def test_first_weights_keep_the_scale_of_what_is_seen() -> None:
     """He's: the mean square of what a convolution and a ReLU give is about that of what they were given."""
     spec = spec_of((4, 84, 84))
-    net: Any = nets.build(spec, nets.NetConfig("pixels", (8,), (64, 128)), 0)
+    net: Any = networks.build(spec, networks.NetworkConfig("pixels", (8,), (64, 128)), 0)
     x = (images(8, (4, 84, 84)).float() * net.scale.view(-1, 1, 1)).permute(0, 2, 3, 1)
     for conv, fan_in in zip(net.convs, (8 * 8 * 4, 4 * 4 * 64, 3 * 3 * 128), strict=True):
         assert conv.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=0.05)
@@ -220,7 +220,7 @@ def test_what_is_normalised_has_mean_0_and_deviation_1_in_every_image() -> None:
 
 
 def test_a_black_image_is_no_trouble() -> None:
-    net: Any = nets.build(spec_of(), SMALL, 1)
+    net: Any = networks.build(spec_of(), SMALL, 1)
     values = net(torch.zeros(2, 3, 44, 40, dtype=torch.uint8))
     gradients = torch.autograd.grad(values.sum(), list(net.parameters()))
     assert all(torch.isfinite(g).all() for g in (values, *gradients))
@@ -231,7 +231,7 @@ def test_a_black_image_is_no_trouble() -> None:
 
 def test_every_weight_has_the_gradient_of_plain_operations() -> None:
     """The ReLU writes over what it is given: the gradients must not have needed that."""
-    net, obs = louder(nets.build(spec_of(), SMALL, 3)), images()
+    net, obs = louder(networks.build(spec_of(), SMALL, 3)), images()
     found = torch.autograd.grad(net(obs).square().sum(), list(net.parameters()))
     x = obs.float() * torch.tensor(spec_of().obs_scale).view(-1, 1, 1)
     for conv, norm, stride in zip(net.convs, net.norms, (4, 2, 1), strict=True):
@@ -246,7 +246,7 @@ def test_every_weight_has_the_gradient_of_plain_operations() -> None:
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_compiled_it_is_the_same(precision: torch.dtype | None) -> None:
-    net, obs = louder(nets.build_actor_critic(spec_of(), SMALL, 3)), images()
+    net, obs = louder(networks.build_actor_critic(spec_of(), SMALL, 3)), images()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=False)
 
     def outcome(forward: Any) -> tuple[Tensor, ...]:
@@ -263,8 +263,8 @@ def test_compiled_it_is_the_same(precision: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_the_player_in_bfloat16_is_close_and_follows(separate: bool) -> None:
-    net, obs = louder(nets.build_actor_critic(spec_of(), SMALL, 3, separate=separate)), images(16)
-    player = onpolicy.in_precision(net, torch.bfloat16)
+    net, obs = louder(networks.build_actor_critic(spec_of(), SMALL, 3, separate=separate)), images(16)
+    player = on_policy.in_precision(net, torch.bfloat16)
     dtypes = {type(module): module.weight.dtype for module in player.modules() if hasattr(module, "weight")}
     assert dtypes[layers.PixelConv] == torch.bfloat16
     assert dtypes[layers.PixelNorm] == torch.float32
@@ -292,7 +292,7 @@ def test_the_player_in_bfloat16_is_close_and_follows(separate: bool) -> None:
 )
 def test_switches_of_value_networks(kind: Any) -> None:
     for dueling in (False, True):
-        net = nets.build(spec_of(), SMALL, 1, dueling=dueling, kind=kind, sigma=0.5)
+        net = networks.build(spec_of(), SMALL, 1, dueling=dueling, kind=kind, sigma=0.5)
         noisy = {name for name, module in net.named_modules() if isinstance(module, layers.Noisy)}
         assert {name.removeprefix("body.") for name in noisy} == {"dense.layers.0", "dense.head.out"}
         values, action = net(images()), torch.tensor([0, 1, 2, 0, 1])
@@ -301,14 +301,14 @@ def test_switches_of_value_networks(kind: Any) -> None:
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
-    first, again, other = (nets.build(spec_of(), SMALL, seed).state_dict() for seed in (5, 5, 6))
+    first, again, other = (networks.build(spec_of(), SMALL, seed).state_dict() for seed in (5, 5, 6))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert all(torch.equal(first[name], other[name]) == ("norm" in name or "bias" in name) for name in first)
 
 
 def test_it_learns_which_quarter_is_bright() -> None:
     spec = spec_of((1, 36, 36), actions=4)
-    net: Any = nets.build(spec, SMALL, 1)
+    net: Any = networks.build(spec, SMALL, 1)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     seeded = torch.Generator().manual_seed(1)
 
@@ -350,15 +350,15 @@ def filmed() -> Rules:
 
 def gradients_of(algo: Any, accumulate: int) -> list[tuple[Tensor, ...]]:
     """What an update of 64 steps hands to the optimizer, 32 samples at a time, `accumulate` parts each."""
-    rules, lanes = filmed(), 16
+    rules, num_envs = filmed(), 16
     config = algo.Config(
-        net="pixels", hidden=(16,), channels=(4, 8), rollout=4, epochs=1, batch_size=32 // accumulate, gamma=0.9
+        net="pixels", hidden=(16,), channels=(4, 8), rollout_steps=4, epochs=1, batch_size=32 // accumulate, gamma=0.9
     )
-    start = batch.reset(rules, lane_keys(3, torch.arange(lanes)))
-    learner = algo.Learner(rules, config, start.game, lanes, 1, Runtime(CPU), accumulate)
+    start = batch.reset(rules, env_keys(3, torch.arange(num_envs)))
+    learner = algo.Learner(rules, config, start.game, num_envs, 1, Runtime(CPU), accumulate)
     louder(learner.net)
-    collector = Collector(rules, learner, start)
-    for _ in range(learner.horizon):
+    collector = DeviceCollector(rules, learner, start)
+    for _ in range(learner.rollout_steps):
         collector.step()
     found: list[tuple[Tensor, ...]] = []
     learner._apply = found.append

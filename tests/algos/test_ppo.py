@@ -24,20 +24,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline import algos
-from redline.algos import nets, ppo
+from redline.algos import networks, ppo
 from redline.algos.ppo import Config, Learner
-from redline.collect.device import Collector
+from redline.collect.device_collector import DeviceCollector
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Hardware, Runtime, Spec
 from redline.envs import batch
-from redline.envs.batch import Rules, lane_keys
+from redline.envs.batch import Rules, env_keys
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
 CPU = torch.device("cpu")
 LANES = 16
-TINY = Config(rollout=4, epochs=1, batch_size=16, hidden=(8,), learning_rate=1e-2, gamma=0.5)
+TINY = Config(rollout_steps=4, epochs=1, batch_size=16, hidden=(8,), learning_rate=1e-2, gamma=0.5)
 
 
 # ---- Advantages
@@ -59,24 +59,24 @@ def test_gae_by_hand() -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
 def test_gae_against_the_sum_over_every_later_step(lam: float) -> None:
-    """The definition, one (step, lane) at a time: sum of (gamma lambda)^k delta_k up to the end of the episode."""
+    """The definition, one (step, environment) at a time: sum of (gamma lambda)^k delta_k up to the end of the episode."""
     generator = torch.Generator().manual_seed(3)
-    steps, lanes, gamma = 13, 6, 0.8
-    reward, value = (torch.randn(steps, lanes, generator=generator) for _ in range(2))
-    last, ended = torch.randn(lanes, generator=generator), torch.rand(steps, lanes, generator=generator) < 0.2
+    steps, num_envs, gamma = 13, 6, 0.8
+    reward, value = (torch.randn(steps, num_envs, generator=generator) for _ in range(2))
+    last, ended = torch.randn(num_envs, generator=generator), torch.rand(steps, num_envs, generator=generator) < 0.2
     found = ppo.gae(reward, value, last, ended, gamma, lam)
     following = torch.cat([value[1:], last.unsqueeze(0)])
     for t in range(steps):
-        for lane in range(lanes):
+        for env_index in range(num_envs):
             total, weight = 0.0, 1.0
             for k in range(t, steps):
-                over = bool(ended[k, lane])
-                delta = reward[k, lane] + (0 if over else gamma * following[k, lane]) - value[k, lane]
+                over = bool(ended[k, env_index])
+                delta = reward[k, env_index] + (0 if over else gamma * following[k, env_index]) - value[k, env_index]
                 total += weight * float(delta)
                 weight *= gamma * lam
                 if over:
                     break
-            assert found[t, lane].item() == pytest.approx(total, abs=1e-5)
+            assert found[t, env_index].item() == pytest.approx(total, abs=1e-5)
     assert ended.any()
 
 
@@ -184,13 +184,13 @@ def test_the_session_tells_how_far_training_is() -> None:
         shares.append(round(session.learner.progress.item(), 6))
     assert shares == [*(k / 10 for k in range(10)), 1.0, 1.0]
     session = session_of(steps=None)
-    session.share = 0.375
+    session.progress = 0.375
     session.iterate(2)
     assert session.learner.progress == 0.375
 
 
 def test_return_statistics_follow_what_is_seen() -> None:
-    net = nets.build_actor_critic(probe(paid_by_place).game.spec(None), nets.NetConfig("mlp", (8,)), 0, 0.5)
+    net = networks.build_actor_critic(probe(paid_by_place).game.spec(None), networks.NetworkConfig("mlp", (8,)), 0, 0.5)
     generator = torch.Generator().manual_seed(0)
     seen = [torch.randn(50, generator=generator) * scale + scale for scale in (1.0, 3.0, 10.0)]
     for values in seen:
@@ -227,7 +227,7 @@ def test_the_ends_of_the_noise_are_finite() -> None:
 def test_illegal_actions_are_never_taken() -> None:
     """In place p of five only actions p % 2 and 2 are legal; everything drawn and everything greedy obeys."""
     rules = probe(paid_by_place, anywhere, masked=True)
-    learner = learner_of(TINY, rules, lanes=200)
+    learner = learner_of(TINY, rules, num_envs=200)
     taken = set()
     for _ in range(20):
         play(learner, rules, 4)
@@ -240,7 +240,7 @@ def test_illegal_actions_are_never_taken() -> None:
     obs = F.one_hot(torch.arange(5), 5).to(torch.uint8)
     legal = rules.game.legal(None, State(torch.arange(5), torch.zeros(5), torch.zeros(5)))
     assert legal.gather(1, learner.policy(obs, legal).unsqueeze(1)).all()
-    net = ppo.policy_net(learner.spec, TINY, learner.state_dict()["model"])
+    net = ppo.policy_network(learner.spec, TINY, learner.state_dict()["model"])
     assert torch.equal(net(obs, legal) == -1e9, ~legal)
     torch.testing.assert_close(net(obs, legal)[legal], learner.net(obs)[0][legal])
 
@@ -259,7 +259,7 @@ def test_entropy_counts_legal_actions_only() -> None:
 
 def test_a_state_without_legal_actions_gives_numbers() -> None:
     for spec in (Spec((5,), torch.uint8, (1.0,) * 5, 1, 3, "points", masked=True), AFTER):
-        net = nets.build_actor_critic(spec, nets.NetConfig("auto", (8,)), 0, 0.9)
+        net = networks.build_actor_critic(spec, networks.NetworkConfig("auto", (8,)), 0, 0.9)
         logits, value = net(torch.ones(2, *spec.obs_shape), torch.zeros(2, spec.num_actions, dtype=torch.bool))
         assert torch.isfinite(logits.log_softmax(1)).all()
         assert torch.isfinite(value).all()
@@ -275,7 +275,10 @@ def rows_of(count: int) -> Tensor:
 
 
 def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
-    net, obs = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False), rows_of(6)
+    net, obs = (
+        networks.build(AFTER, networks.NetworkConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False),
+        rows_of(6),
+    )
     values = net(obs)
     for b in range(6):
         for a in range(4):
@@ -291,7 +294,7 @@ def test_an_afterstate_is_worth_its_reward_and_what_follows() -> None:
 )
 def test_chosen_is_what_all_values_hold(spec: Spec, hidden: tuple[int, ...]) -> None:
     for kind in ("mlp",) if spec.afterstates else ("mlp", "cnn"):
-        net = nets.build(spec, nets.NetConfig(kind, hidden), seed=1, gamma=0.9, dueling=False)
+        net = networks.build(spec, networks.NetworkConfig(kind, hidden), seed=1, gamma=0.9, dueling=False)
         obs = torch.rand(9, *spec.obs_shape, generator=torch.Generator().manual_seed(2))
         action = torch.arange(9) % 4
         torch.testing.assert_close(net.chosen(obs, action), net(obs).gather(1, action.unsqueeze(1)).squeeze(1))
@@ -301,16 +304,16 @@ def test_rows_may_come_in_any_order() -> None:
     """Values and logits move with their rows; the value of the state stays."""
     obs, order = rows_of(7), torch.tensor([2, 0, 3, 1])
     legal = torch.rand(7, 4, generator=torch.Generator().manual_seed(4)) < 0.6
-    net = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False)
+    net = networks.build(AFTER, networks.NetworkConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False)
     torch.testing.assert_close(net(obs[:, order], legal[:, order]), net(obs, legal)[:, order])
-    both = nets.build_actor_critic(AFTER, nets.NetConfig("auto", (16,)), 1, 0.9)
+    both = networks.build_actor_critic(AFTER, networks.NetworkConfig("auto", (16,)), 1, 0.9)
     (logits, value), (moved, same) = both(obs, legal), both(obs[:, order], legal[:, order])
     torch.testing.assert_close(moved, logits[:, order])
     torch.testing.assert_close(same, value)
 
 
 def test_the_value_of_a_state_is_that_of_its_policy() -> None:
-    net, obs = nets.build_actor_critic(AFTER, nets.NetConfig("auto", (16,)), 1, 0.9), rows_of(5)
+    net, obs = networks.build_actor_critic(AFTER, networks.NetworkConfig("auto", (16,)), 1, 0.9), rows_of(5)
     net.follow(torch.tensor([2.0, 6.0]))  # mean 4, deviation 2
     legal = torch.tensor([[True, True, False, True]] * 5)
     logits, value = net(obs, legal)
@@ -327,39 +330,39 @@ def test_the_value_of_a_state_is_that_of_its_policy() -> None:
 
 
 def test_learning_values_of_the_actions_taken_runs_one_row_each() -> None:
-    net, seen = nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False), []
+    net, seen = networks.build(AFTER, networks.NetworkConfig("auto", (16,)), seed=1, gamma=0.9, dueling=False), []
     net.row.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
     net.chosen(rows_of(6), torch.zeros(6, dtype=torch.int64))
     assert seen == [(6, 5)]
     with pytest.raises(UserError, match="dueling is on"):
-        nets.build(AFTER, nets.NetConfig("auto", (16,)), seed=1, gamma=0.9, dueling=True)
+        networks.build(AFTER, networks.NetworkConfig("auto", (16,)), seed=1, gamma=0.9, dueling=True)
 
 
 # ---- Small games whose best play is known
 
 
-def learner_of(config: Config, rules: Rules, lanes: int = LANES, seed: int = 1, accumulate: int = 1) -> Learner:
-    state = batch.reset(rules, lane_keys(3, torch.arange(lanes))).game
-    return Learner(rules, config, state, lanes, seed, Runtime(CPU), accumulate)
+def learner_of(config: Config, rules: Rules, num_envs: int = LANES, seed: int = 1, accumulate: int = 1) -> Learner:
+    state = batch.reset(rules, env_keys(3, torch.arange(num_envs))).game
+    return Learner(rules, config, state, num_envs, seed, Runtime(CPU), accumulate)
 
 
-def play(learner: Learner, rules: Rules, steps: int, seed: int = 3) -> Collector:
-    collector = Collector(rules, learner, batch.reset(rules, lane_keys(seed, torch.arange(learner.num_envs))))
+def play(learner: Learner, rules: Rules, steps: int, seed: int = 3) -> DeviceCollector:
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(seed, torch.arange(learner.num_envs))))
     for _ in range(steps):
         collector.step()
     return collector
 
 
 def train(rules: Rules, iterations: int = 120, **options: Any) -> Learner:
-    """16 lanes, learning after every 8 steps of each."""
+    """16 environments, learning after every 8 steps of each."""
     config = dataclasses.replace(
-        TINY, **{"rollout": 8, "batch_size": 64, "epochs": 2, "learning_rate_end": 1e-3} | options
+        TINY, **{"rollout_steps": 8, "batch_size": 64, "epochs": 2, "learning_rate_end": 1e-3} | options
     )
     learner = learner_of(config, rules)
-    collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for iteration in range(iterations):
         learner.progress.fill_(iteration / iterations)
-        for _ in range(learner.horizon):
+        for _ in range(learner.rollout_steps):
             collector.step()
         learner.update()
     return learner
@@ -396,7 +399,7 @@ def test_probe_reward_comes_a_step_later(afterstates: bool) -> None:
 def test_the_last_row_is_followed_by_the_value_of_the_state_it_led_to(cut_at: int) -> None:
     """Episodes of two steps, a rollout of three: the last row is the first step of an episode, and leads to place 1 or 2."""
     rules = probe(choose_then_earn, cut_at=cut_at)
-    learner = learner_of(dataclasses.replace(TINY, rollout=3), rules)
+    learner = learner_of(dataclasses.replace(TINY, rollout_steps=3), rules)
     with torch.no_grad():
         learner.net.body.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
     play(learner, rules, 3)
@@ -451,7 +454,7 @@ def session_of(steps: int | None = 10**6, seed: int = 1, env: str = "snake", **o
         curriculum=False,
         time_limit=9,
         env_options=game,
-        algo_options={"rollout": 4, "batch_size": 16, "epochs": 2, "hidden": (16, 16)} | options,
+        algo_options={"rollout_steps": 4, "batch_size": 16, "epochs": 2, "hidden": (16, 16)} | options,
     )
     return Session(resolve(settings), pytest.fail)
 
@@ -498,7 +501,7 @@ def test_a_continued_run_is_the_run_that_was_not_interrupted() -> None:
     for name, x in expected.items():
         assert torch.equal(found[name], x), name
     assert after.counters() == straight.counters()
-    assert after.share == straight.share > 0.5
+    assert after.progress == straight.progress > 0.5
 
 
 def test_what_was_played_is_learned_from_every_epoch_in_another_order() -> None:
@@ -516,15 +519,15 @@ def test_rows_hold_what_was_played() -> None:
     """Beside the learner the same games are stepped again with its actions: observations, rewards and ends fit."""
     session = session_of()
     rules = session.plan.rules
-    lanes = batch.reset(rules, lane_keys(1, torch.arange(8)))
+    num_envs = batch.reset(rules, env_keys(1, torch.arange(8)))
     for _ in range(5):
         session.iterate(1)
         learner = session.learner
         assert learner.row == 0
         for t in range(4):
             row = slice(8 * t, 8 * t + 8)
-            assert torch.equal(learner.obs[row], rules.game.observe(rules.config, lanes.game))
-            lanes, step = batch.step(rules, lanes, learner.action[row])
+            assert torch.equal(learner.obs[row], rules.game.observe(rules.config, num_envs.game))
+            num_envs, step = batch.step(rules, num_envs, learner.action[row])
             assert torch.equal(learner.ended[row], step.terminated | step.truncated)
             plain = ~step.truncated
             assert torch.equal(learner.reward[row][plain], step.reward[plain])
@@ -534,8 +537,8 @@ def test_a_policy_as_it_will_be_loaded() -> None:
     session = session_of()
     session.iterate(3)
     rules, learner = session.plan.rules, session.learner
-    obs = rules.game.observe(rules.config, session.collector.lanes.game)
-    net = ppo.policy_net(learner.spec, learner.config, session.tensors()["model"])
+    obs = rules.game.observe(rules.config, session.collector.envs.game)
+    net = ppo.policy_network(learner.spec, learner.config, session.tensors()["model"])
     assert torch.equal(net(obs).argmax(1), learner.policy(obs))
 
 
@@ -545,7 +548,7 @@ def test_a_policy_as_it_will_be_loaded() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[(name, 0) for name in ("rollout", "epochs", "learning_rate", "clip", "max_grad_norm")],
+        *[(name, 0) for name in ("rollout_steps", "epochs", "learning_rate", "clip_range", "max_grad_norm")],
         ("batch_size", -1),
         *[(name, bad) for name in ("gamma", "gae_lambda") for bad in (-0.1, 1.1, float("nan"))],
         *[(name, -0.1) for name in ("learning_rate_end", "value_coef", "entropy_coef", "entropy_end")],
@@ -575,24 +578,24 @@ def test_an_accumulation_that_does_not_divide_the_rollout_is_an_error() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("num_envs", [None, 1, 3, 4096])
-@pytest.mark.parametrize("rollout", [32, 2, 7])
-def test_suggestions_fit_each_other(device: str, num_envs: int | None, rollout: int) -> None:
+@pytest.mark.parametrize("rollout_steps", [32, 2, 7])
+def test_suggestions_fit_each_other(device: str, num_envs: int | None, rollout_steps: int) -> None:
     suggested = ppo.suggest(Hardware(device, "x", 2, 4.0, False, ""))
     values = {name: value for name, (value, _) in suggested.items()}
     games = num_envs or values.pop("num_envs")
     values.pop("num_envs", None)
-    config, why = ppo.complete(Config(**values | {"rollout": rollout}), games)
-    assert games * rollout % config.batch_size == 0
-    assert config.batch_size == games * rollout // 8 or games * rollout % 8
+    config, why = ppo.fill_defaults(Config(**values | {"rollout_steps": rollout_steps}), games)
+    assert games * rollout_steps % config.batch_size == 0
+    assert config.batch_size == games * rollout_steps // 8 or games * rollout_steps % 8
     assert why
-    assert set(ppo.FIXED) <= {field.name for field in dataclasses.fields(Config)}
+    assert set(ppo.RESUME_FIXED) <= {field.name for field in dataclasses.fields(Config)}
     asked = dataclasses.replace(config, batch_size=5)
-    assert ppo.complete(asked, games) == (asked, {})
+    assert ppo.fill_defaults(asked, games) == (asked, {})
 
 
 def test_it_is_found_by_name() -> None:
     assert {"dqn", "ppo"} <= set(algos.names())
-    assert not {"nets", "optim", "metrics"} & set(algos.names())
+    assert not {"networks", "optimizer", "metrics"} & set(algos.names())
     assert algos.load("ppo") is ppo
 
 
@@ -602,14 +605,14 @@ def test_it_is_found_by_name() -> None:
 def played_and_updated(**options: Any) -> Learner:
     rules = probe(paid_by_action, start=anywhere)
     learner = learner_of(dataclasses.replace(TINY, **options), rules)
-    play(learner, rules, learner.horizon)
+    play(learner, rules, learner.rollout_steps)
     learner.update()
     return learner
 
 
 def test_an_update_that_moved_far_enough_learns_no_more() -> None:
     """With a tiny target the first minibatch, whose policy has not moved yet, is all that is learned from."""
-    options = {"rollout": 8, "batch_size": 16, "epochs": 3, "learning_rate": 0.05}
+    options = {"rollout_steps": 8, "batch_size": 16, "epochs": 3, "learning_rate": 0.05}
     free, held = played_and_updated(**options), played_and_updated(**options, target_kl=1e-9)
     assert free.optimizer.steps.item() == 3 * 8
     assert held.optimizer.steps.item() == 1
@@ -622,22 +625,22 @@ def test_a_new_rollout_may_move_again() -> None:
     rules = probe(paid_by_action, start=anywhere)
     learner = learner_of(dataclasses.replace(TINY, target_kl=1e-9), rules)
     for number in range(3):
-        play(learner, rules, learner.horizon)
+        play(learner, rules, learner.rollout_steps)
         learner.update()
         assert learner.optimizer.steps.item() == number + 1
 
 
 def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
-    options = {"rollout": 8, "batch_size": 64, "learning_rate": 0.05}
-    plain, averaged = played_and_updated(**options), played_and_updated(**options, average=0.9)
+    options = {"rollout_steps": 8, "batch_size": 64, "learning_rate": 0.05}
+    plain, averaged = played_and_updated(**options), played_and_updated(**options, ema_decay=0.9)
     assert torch.equal(plain.optimizer.flat, averaged.optimizer.flat), "averaging must not change learning"
     first = learner_of(dataclasses.replace(TINY, **options), probe(paid_by_action)).optimizer.flat
     steps = int(averaged.optimizer.steps.item())
     assert averaged.average_flat is not None
     assert steps == 2
     rules = probe(paid_by_action, start=anywhere)
-    one = learner_of(dataclasses.replace(TINY, **options, average=0.9), rules)
-    play(one, rules, one.horizon)
+    one = learner_of(dataclasses.replace(TINY, **options, ema_decay=0.9), rules)
+    play(one, rules, one.rollout_steps)
     one._prepare()
     one._shuffle()
     expected = first.clone()
@@ -648,7 +651,7 @@ def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
     torch.testing.assert_close(one.average_flat, expected)
     obs = torch.eye(5, dtype=torch.uint8)
     assert averaged.averaged is not None
-    loaded = ppo.policy_net(averaged.spec, averaged.config, averaged.state_dict()["model"])
+    loaded = ppo.policy_network(averaged.spec, averaged.config, averaged.state_dict()["model"])
     torch.testing.assert_close(loaded(obs), averaged.averaged(obs)[0])
     assert not torch.allclose(loaded(obs), averaged.net(obs)[0])
     averaged.average_flat.zero_()
@@ -662,7 +665,7 @@ def test_settings_that_afterstates_have_no_use_for_are_refused() -> None:
         with pytest.raises(UserError, match=sentence):
             learner_of(dataclasses.replace(TINY, **options), rules)
     with pytest.raises(UserError, match=r"ppo\.average is 1.0; expected a number from 0 to below 1"):
-        Config(average=1.0)
+        Config(ema_decay=1.0)
 
 
 @pytest.mark.parametrize("hidden", [(16, 16), ()])
@@ -679,14 +682,14 @@ def test_separate_networks_share_nothing(hidden: tuple[int, ...]) -> None:
     grads = [torch.autograd.grad(out.sum(), weights, allow_unused=True, retain_graph=True) for out in (logits, value)]
     for one, other in zip(*grads, strict=True):
         assert one is None or other is None or not (one * other).any(), "a weight that both depend on"
-    loaded = ppo.policy_net(learner.spec, learner.config, learner.state_dict()["model"])
+    loaded = ppo.policy_network(learner.spec, learner.config, learner.state_dict()["model"])
     torch.testing.assert_close(loaded(obs), logits)
 
 
 def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
     """Rounded weights, the statistics of returns themselves, and whatever was learned or loaded by the next iteration."""
     rules = probe(paid_by_action, start=anywhere)
-    state = batch.reset(rules, lane_keys(3, torch.arange(LANES))).game
+    state = batch.reset(rules, env_keys(3, torch.arange(LANES))).game
     learner = Learner(rules, dataclasses.replace(TINY, layer_norm=True), state, LANES, 1, Runtime(CPU, torch.bfloat16))
     assert learner.player is not learner.net
     assert learner.player.body.dense.layers[0].weight.dtype == torch.bfloat16
@@ -697,7 +700,7 @@ def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
             return torch.cat(learner.player(obs)[:1]), torch.cat(learner.net(obs)[:1])
 
     assert torch.equal(*both())
-    play(learner, rules, learner.horizon)
+    play(learner, rules, learner.rollout_steps)
     learner.update()
     assert learner.player.mean.data_ptr() == learner.net.mean.data_ptr()
     assert not torch.equal(*both())

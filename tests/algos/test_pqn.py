@@ -15,18 +15,18 @@ from torch import Tensor
 from redline import algos
 from redline.algos import pqn
 from redline.algos.pqn import Config, Learner, epsilon, q_returns
-from redline.collect.device import Collector
+from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.core.records import Runtime
 from redline.envs import batch
-from redline.envs.batch import Rules, lane_keys
+from redline.envs.batch import Rules, env_keys
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
 CPU = torch.device("cpu")
 LANES = 16
 TINY = Config(
-    rollout=8,
+    rollout_steps=8,
     epochs=2,
     batch_size=32,
     hidden=(16,),
@@ -42,7 +42,7 @@ TINY = Config(
 
 
 def test_returns_by_hand() -> None:
-    """Three steps, gamma 1/2, lambda 1/2; the second lane ends after its second step."""
+    """Three steps, gamma 1/2, lambda 1/2; the second environment ends after its second step."""
     reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     value = torch.tensor([[9.0, 9.0], [4.0, 4.0], [8.0, 8.0]])
     ended = torch.tensor([[False, False], [False, True], [False, False]])
@@ -63,17 +63,17 @@ def test_returns_against_a_mixture_of_n_step_returns(data: st.DataObject, lam: f
     gamma = 0.9
 
     def from_step(t: int) -> float:
-        total, discount, share, found = 0.0, 1.0, 1.0, 0.0
+        total, discount, progress, found = 0.0, 1.0, 1.0, 0.0
         for later in range(t, length):
             total += discount * reward[later]
             if ended[later]:
-                return found + share * total
+                return found + progress * total
             discount *= gamma
             bootstrapped = total + discount * value[later + 1]
             if later == length - 1:
-                return found + share * bootstrapped
-            found += share * (1 - lam) * bootstrapped
-            share *= lam
+                return found + progress * bootstrapped
+            found += progress * (1 - lam) * bootstrapped
+            progress *= lam
         raise AssertionError
 
     columns = (torch.tensor(x).view(-1, 1) for x in (reward, value[:-1], ended))
@@ -103,16 +103,16 @@ def test_exploration_of_one_lane_and_without_any() -> None:
 
 
 def learner_of(config: Config, rules: Rules, seed: int = 1, accumulate: int = 1) -> Learner:
-    state = batch.reset(rules, lane_keys(3, torch.arange(LANES))).game
+    state = batch.reset(rules, env_keys(3, torch.arange(LANES))).game
     return Learner(rules, config, state, LANES, seed, Runtime(CPU), accumulate)
 
 
 def train(rules: Rules, iterations: int = 150, **options: Any) -> Learner:
     learner = learner_of(dataclasses.replace(TINY, **options), rules)
-    collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for iteration in range(iterations):
         learner.progress.fill_(iteration / iterations)
-        for _ in range(learner.horizon):
+        for _ in range(learner.rollout_steps):
             collector.step()
         learner.update()
     return learner
@@ -139,8 +139,8 @@ def test_what_is_played_is_greedy_or_random(rate: float) -> None:
 def test_illegal_actions_are_never_taken() -> None:
     rules = probe(paid_by_action, start=anywhere, masked=True)
     learner = learner_of(TINY, rules)
-    collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
-    for _ in range(TINY.rollout):
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    for _ in range(TINY.rollout_steps):
         collector.step()
     assert learner.legal is not None
     assert learner.legal.gather(1, learner.action.unsqueeze(1)).all()
@@ -185,12 +185,12 @@ def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() ->
     rules = probe(stand_still, cut_at=2)
     learner = learner_of(dataclasses.replace(TINY, q_lambda=0.0), rules)
     assert learner.cuts == 1
-    collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
-    for _ in range(learner.horizon):
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    for _ in range(learner.rollout_steps):
         collector.step()
     reward, value, _, ended = learner.played()
     assert ended[1::2].all()
-    worth = learner.value_of(collector.lanes.game)
+    worth = learner.value_of(collector.envs.game)
     torch.testing.assert_close(reward[1], 1.0 + 0.5 * worth)  # all states look alike
     taken = learner.net.chosen(learner.obs, learner.action).view_as(value)
     torch.testing.assert_close(reward[3::2], taken[3::2])
@@ -202,7 +202,10 @@ def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() ->
 def test_known_limits_keep_every_cut() -> None:
     assert learner_of(TINY, probe(stand_still, time_limit=3)).cuts == 3
     assert learner_of(TINY, probe(stand_still)).cuts == 0
-    assert learner_of(dataclasses.replace(TINY, rollout=64), probe(stand_still, time_limit=1000, cut_at=40)).cuts == 2
+    assert (
+        learner_of(dataclasses.replace(TINY, rollout_steps=64), probe(stand_still, time_limit=1000, cut_at=40)).cuts
+        == 2
+    )
 
 
 def test_accumulated_batches_are_one_gradient_step() -> None:
@@ -210,8 +213,8 @@ def test_accumulated_batches_are_one_gradient_step() -> None:
     weights = []
     for size, accumulate in ((64, 1), (32, 2)):
         learner = learner_of(dataclasses.replace(TINY, batch_size=size), rules, accumulate=accumulate)
-        collector = Collector(rules, learner, batch.reset(rules, lane_keys(3, torch.arange(LANES))))
-        for _ in range(learner.horizon):
+        collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+        for _ in range(learner.rollout_steps):
             collector.step()
         learner.update()
         weights.append(learner.optimizer.flat.clone())
@@ -232,7 +235,7 @@ def session_of(seed: int = 1, **options: Any) -> Session:
         compile=False,
         curriculum=False,
         env_options={"width": 5, "height": 4},
-        algo_options={"rollout": 4, "batch_size": 16, "hidden": (16,)} | options,
+        algo_options={"rollout_steps": 4, "batch_size": 16, "hidden": (16,)} | options,
     )
     return Session(resolve(settings), pytest.fail)
 
@@ -269,14 +272,14 @@ def test_a_policy_as_it_will_be_loaded_and_zeroed_weights_reach_it() -> None:
     session = session_of(dueling=True)
     session.iterate(4)
     learner = session.learner
-    net = pqn.policy_net(learner.spec, learner.config, learner.state_dict()["model"])
-    obs = session.collector.rules.game.observe(session.collector.rules.config, session.collector.lanes.game)
+    net = pqn.policy_network(learner.spec, learner.config, learner.state_dict()["model"])
+    obs = session.collector.rules.game.observe(session.collector.rules.config, session.collector.envs.game)
     torch.testing.assert_close(net(obs), learner.net(obs))
     with torch.no_grad():
         learner.optimizer.flat.zero_()
     assert not learner.net(obs).any()
     assert not learner.values(obs, None).any()
-    assert not pqn.policy_net(learner.spec, learner.config, learner.state_dict()["model"])(obs).any()
+    assert not pqn.policy_network(learner.spec, learner.config, learner.state_dict()["model"])(obs).any()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_a_policy_as_it_will_be_loaded_and_zeroed_weights_reach_it() -> None:
         ("q_lambda", 1.5),
         ("epsilon_low", -0.1),
         ("exploration", 2.0),
-        ("rollout", 0),
+        ("rollout_steps", 0),
         ("learning_rate", 0.0),
         ("stride", 0),
     ],

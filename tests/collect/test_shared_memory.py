@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.collect import shared
-from redline.collect.shared import ACTIONS, LINE, Layout, Memory, State, Status, Weights, fence
+from redline.collect import shared_memory
+from redline.collect.shared_memory import ACTIONS, LINE, Memory, SharedLayout, State, Status, Weights, fence
 from redline.core.errors import UserError
 
 SECONDS = min(float(os.environ.get("REDLINE_STRESS_SECONDS", "5")), 60)
@@ -78,10 +78,10 @@ def test_memory_forgotten_is_given_back() -> None:
 
 CHILD = """
 import json, sys
-from redline.collect.shared import Layout, Memory
+from redline.collect.shared_memory import SharedLayout, Memory
 job = json.loads(sys.argv[1])
 memory = Memory.attach(job["fd"], job["size"])
-views = Layout.from_json(job["layout"]).views(memory, job["offset"])
+views = SharedLayout.from_json(job["layout"]).views(memory, job["offset"])
 views["answer"][...] = views["numbers"].sum()
 print(views["answer"].dtype, views["numbers"].shape)
 """
@@ -90,7 +90,7 @@ print(views["answer"].dtype, views["numbers"].shape)
 @pytest.mark.usefixtures("_kind")
 def test_a_child_attaches_and_leaves_without_a_word(tmp_path: Path) -> None:
     """By the descriptor and a description in JSON; it closes nothing, and its views live to the end."""
-    layout = Layout({"numbers": ((3, 2), np.int16), "answer": ((), np.float64)})
+    layout = SharedLayout({"numbers": ((3, 2), np.int16), "answer": ((), np.float64)})
     memory = Memory.create(LINE + layout.bytes)
     views = layout.views(memory, LINE)
     views["numbers"][:] = 5
@@ -146,8 +146,8 @@ kinds = st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(["?",
 
 @given(st.dictionaries(st.text(max_size=4), kinds, max_size=6))
 def test_fields_lie_apart(fields: dict[str, Any]) -> None:
-    layout = Layout(fields)
-    again = Layout.from_json(json.loads(json.dumps(layout.to_json())))
+    layout = SharedLayout(fields)
+    again = SharedLayout.from_json(json.loads(json.dumps(layout.to_json())))
     assert (again.fields, again.offsets, again.bytes) == (layout.fields, layout.offsets, layout.bytes)
     memory = Memory.create(2 * LINE + layout.bytes)
     views, raw = layout.views(memory, LINE), memory.array(0, (memory.size,), np.uint8)
@@ -249,7 +249,7 @@ def test_fetching_while_weights_are_published(meddling: list[tuple[int, bool]], 
         happening = False
 
     into = np.zeros(8, np.uint8)
-    with mock.patch.object(shared, "fence", happen):
+    with mock.patch.object(shared_memory, "fence", happen):
         version = reader.fetch(into)
     expected, retries, plan = 1, -1, iter(meddling)
     newest, begun = 1, buffers
@@ -362,24 +362,24 @@ def test_status_tells_what_an_actor_does_and_for_how_long(clock: list[int]) -> N
         assert (parent.state, parent.since_ns, parent.busy_ns, parent.wait_ns) == (state, since, busy, wait)
     actor.steps += 8
     actor.steps += 8
-    actor.episodes, actor.version, actor.lane = 2, 7, 3
-    assert (parent.steps, parent.episodes, parent.version, parent.lane) == (16, 2, 7, 3)
+    actor.episodes, actor.version, actor.env_index = 2, 7, 3
+    assert (parent.steps, parent.episodes, parent.version, parent.env_index) == (16, 2, 7, 3)
     actor.begin()
     assert (parent.state, parent.steps, parent.busy_ns) == (State.STARTING, 16, 310)
 
 
 @given(st.lists(st.booleans(), max_size=90))
 def test_status_remembers_the_last_actions_of_each_lane(turns: list[bool]) -> None:
-    """Of two groups of lanes that take turns."""
+    """Of two groups of environments that take turns."""
     memory = Memory.create(Status.layout(5).bytes)
     actor, parent = Status(memory, 0, 5), Status(memory, 0, 5)
     taken: list[list[int]] = [[] for _ in range(5)]
-    for turn, second in enumerate(turns):
-        lanes = range(2, 5) if second else range(2)
-        actions = [10 * turn + lane for lane in lanes]
-        actor.act(np.array(actions), lanes.start)
-        for lane, action in zip(lanes, actions, strict=True):
-            taken[lane].append(action)
-    assert [parent.last_actions(lane) for lane in range(5)] == [actions[-ACTIONS:] for actions in taken]
+    for policy_input, second in enumerate(turns):
+        num_envs = range(2, 5) if second else range(2)
+        actions = [10 * policy_input + env_index for env_index in num_envs]
+        actor.act(np.array(actions), num_envs.start)
+        for env_index, action in zip(num_envs, actions, strict=True):
+            taken[env_index].append(action)
+    assert [parent.last_actions(env_index) for env_index in range(5)] == [actions[-ACTIONS:] for actions in taken]
     actor.begin()
     assert parent.last_actions(4) == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from redline import oracles
 from redline.core import random
-from redline.envs.batch import lane_keys
+from redline.envs.batch import env_keys
 
 WORDS = st.integers(0, 2**32 - 1)
 
@@ -20,8 +20,10 @@ def test_mix_avalanche() -> None:
     x = random.mix(torch.arange(1 << 15, dtype=torch.int64) * 2654435761 & random.MASK)
     for flipped in range(32):
         changed = random.mix(x) ^ random.mix(x ^ (1 << flipped))
-        share = torch.stack([(changed >> out & 1).float().mean() for out in range(32)])
-        assert (share - 0.5).abs().max() < 0.02, f"input bit {flipped} changes some output bit too seldom or too often"
+        progress = torch.stack([(changed >> out & 1).float().mean() for out in range(32)])
+        assert (progress - 0.5).abs().max() < 0.02, (
+            f"input bit {flipped} changes some output bit too seldom or too often"
+        )
 
 
 def test_mix_is_a_bijection_on_a_million_inputs() -> None:
@@ -43,8 +45,8 @@ def test_bits_of_oracle_and_tensor_agree(key: int, counter: int) -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
-def test_lane_keys_of_oracle_and_tensor_agree(seed: int, lane: int) -> None:
-    assert lane_keys(seed, torch.tensor([lane])).item() % 2**32 == oracles.lane_key(seed, lane)
+def test_lane_keys_of_oracle_and_tensor_agree(seed: int, env_index: int) -> None:
+    assert env_keys(seed, torch.tensor([env_index])).item() % 2**32 == oracles.env_key(seed, env_index)
 
 
 @pytest.mark.parametrize("bound", [2, 3, 7, 97, 100, 1023])
@@ -81,16 +83,16 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_neighbouring_streams_are_uncorrelated() -> None:
-    """Neighbours by lane, by seed, by episode, and one draw later: 2**18 pairs each, standard deviation 0.002."""
+    """Neighbours by environment, by seed, by episode, and one draw later: 2**18 pairs each, standard deviation 0.002."""
     counters = torch.arange(64)
 
-    def draws(keys: torch.Tensor) -> torch.Tensor:  # (lanes, counters)
+    def draws(keys: torch.Tensor) -> torch.Tensor:  # (environments, counters)
         return random.uniform(random.bits(keys.unsqueeze(1), counters))
 
-    keys = lane_keys(7, torch.arange(4097))
+    keys = env_keys(7, torch.arange(4097))
     here = draws(keys[:-1])
     assert abs(correlation(here, draws(keys[1:]))) < 0.01
     assert abs(correlation(here[:, :-1], draws(keys[1:])[:, 1:])) < 0.01
-    assert abs(correlation(here, draws(lane_keys(8, torch.arange(4096))))) < 0.01
+    assert abs(correlation(here, draws(env_keys(8, torch.arange(4096))))) < 0.01
     assert abs(correlation(draws(random.fold(keys, 0)), draws(random.fold(keys, 1)))) < 0.01
     assert abs(correlation(here[:, :-1], here[:, 1:])) < 0.01

@@ -1,4 +1,4 @@
-"""Records are taken apart and put together without mixing fields or lanes."""
+"""Records are taken apart and put together without mixing fields or environments."""
 
 from __future__ import annotations
 

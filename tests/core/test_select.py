@@ -54,7 +54,7 @@ def test_nth_cell_of_any_set(row: list[bool], data: st.DataObject) -> None:
 def test_nth_cell_of_every_rank(cells: int) -> None:
     """A full set and two random ones: all ranks of each, one row a rank, in one batch."""
     generator = torch.Generator().manual_seed(cells)
-    dense, sparse = (torch.rand(cells, generator=generator) < share for share in (0.7, 0.05))
+    dense, sparse = (torch.rand(cells, generator=generator) < progress for progress in (0.7, 0.05))
     dense[-1] = sparse[-1] = True
     for row in (torch.ones(cells, dtype=torch.bool), dense, sparse):
         places = row.nonzero().squeeze(1)
@@ -82,8 +82,8 @@ def test_pack_is_bit_by_bit(cells: int) -> None:
 @pytest.mark.parametrize("cells", [1, 2, 7, 30, 31, 34, 58])
 def test_draw_is_uniform_over_the_members(cells: int, looks_uniform: Callable[[Tensor], bool]) -> None:
     generator = torch.Generator().manual_seed(cells)
-    for share in (0.1, 0.5, 1.0):
-        row = torch.rand(cells, generator=generator) < share
+    for progress in (0.1, 0.5, 1.0):
+        row = torch.rand(cells, generator=generator) < progress
         row[-1] = True
         found = draw(row.expand(40_000, -1), random.bits(random.seed_key(cells), torch.arange(40_000)))
         assert found.dtype == torch.int64

@@ -433,7 +433,7 @@ def test_an_iteration_never_talks_to_the_host() -> None:
     assert watch.found == []
     with HostWatch() as watch:
         session.read_metrics(3)
-        session.collector.tally.read()
+        session.collector.episode_stats.read()
     assert watch.found, "the watch sees nothing: a log does read"
 
 
@@ -442,10 +442,10 @@ def test_a_session_goes_on_where_another_stopped() -> None:
     ours, theirs = Session(tiny(compile=False), pytest.fail), Session(tiny(compile=False, seed=4), pytest.fail)
     ours.iterate(25)
     theirs.load({g: {n: x.clone() for n, x in t.items()} for g, t in ours.tensors().items()}, ours.counters())
-    before = map_record(torch.clone, ours.collector.lanes)
+    before = map_record(torch.clone, ours.collector.envs)
     for session in (ours, theirs):
         session.iterate(15)
-    assert not torch.equal(before.game.head, ours.collector.lanes.game.head)
+    assert not torch.equal(before.game.head, ours.collector.envs.game.head)
     assert_same(theirs, ours, exact=True)
     assert theirs.counters() == ours.counters() == {"iterations": 40, "updates": 36, "remembered": 40}
 

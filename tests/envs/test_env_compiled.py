@@ -11,15 +11,15 @@ from torch import Tensor
 from redline.core import random
 from redline.core.records import from_leaves, leaves, map_record
 from redline.envs import batch, make_rules
-from redline.envs.batch import Lanes, Rules
+from redline.envs.batch import EnvState, Rules
 
 
 def playing(rules: Rules) -> Any:
     """One step and its observation, as one function to compile."""
 
-    def play(lanes: Lanes, action: Tensor) -> tuple[Lanes, Any, Tensor]:
-        lanes, step = batch.step(rules, lanes, action)
-        return lanes, step, rules.game.observe(rules.config, lanes.game)
+    def play(envs: EnvState, action: Tensor) -> tuple[EnvState, Any, Tensor]:
+        envs, step = batch.step(rules, envs, action)
+        return envs, step, rules.game.observe(rules.config, envs.game)
 
     return play
 
@@ -27,24 +27,24 @@ def playing(rules: Rules) -> Any:
 def compile_step(slow: Any) -> Any:
     """The step compiled, with flat outputs: torch 2.11 cannot return a NamedTuple made inside a compiled function."""
 
-    def flat(lanes: Lanes, action: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        after, step, obs = slow(lanes, action)
+    def flat(envs: EnvState, action: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        after, step, obs = slow(envs, action)
         return leaves(after), leaves(step), obs
 
     # No shape is left open: a batch of one and a batch of many are compiled each for itself.
     compiled = torch.compile(flat, fullgraph=True, dynamic=False)
 
-    def fast(lanes: Lanes, action: Tensor) -> Any:
-        after, step, obs = compiled(lanes, action)
-        like = slow(lanes, action)[1]
-        return from_leaves(lanes, after), from_leaves(like, step), obs
+    def fast(envs: EnvState, action: Tensor) -> Any:
+        after, step, obs = compiled(envs, action)
+        like = slow(envs, action)[1]
+        return from_leaves(envs, after), from_leaves(like, step), obs
 
     return fast
 
 
 def assert_same(ours: Any, theirs: Any, when: str) -> None:
-    (lanes, step, obs), (lanes_2, step_2, obs_2) = ours, theirs
-    for record, record_2 in ((lanes, lanes_2), (step, step_2)):
+    (envs, step, obs), (envs_2, step_2, obs_2) = ours, theirs
+    for record, record_2 in ((envs, envs_2), (step, step_2)):
         for (name, x), y in zip(leaves(record).items(), leaves(record_2).values(), strict=True):
             assert x.dtype == y.dtype
             assert torch.equal(x, y.cpu()), f"{name} differs {when}"
@@ -55,14 +55,14 @@ def compare(rules: Rules, num_envs: int, steps: int, device: str, compiled: bool
     """Eager on the CPU beside the way under test; returns how many episodes were played to their end."""
     slow = playing(rules)
     fast = compile_step(slow) if compiled else slow
-    expected = batch.reset(rules, batch.lane_keys(21, torch.arange(num_envs)))
-    lanes = batch.reset(rules, batch.lane_keys(21, torch.arange(num_envs, device=device)))
+    expected = batch.reset(rules, batch.env_keys(21, torch.arange(num_envs)))
+    envs = batch.reset(rules, batch.env_keys(21, torch.arange(num_envs, device=device)))
     for t in range(steps):
         bits = random.bits(random.seed_key(t), torch.arange(num_envs))
         action = random.below(bits, rules.game.spec(rules.config).num_actions)
-        ours, theirs = slow(expected, action), fast(lanes, action.to(device))
+        ours, theirs = slow(expected, action), fast(envs, action.to(device))
         assert_same(ours, theirs, f"at step {t}")
-        expected, lanes = ours[0], map_record(torch.clone, theirs[0])
+        expected, envs = ours[0], map_record(torch.clone, theirs[0])
     return int(expected.played.sum())
 
 

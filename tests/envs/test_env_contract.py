@@ -40,31 +40,31 @@ def test_every_step_has_the_same_structure_and_shapes(variant: Any) -> None:
     named = {name: (shape, dtype) for name, shape, dtype in shapes.pop()}
     spec = made(variant).spec
     assert named["obs"] == named["final_obs"] == ((LANES, *spec.obs_shape), spec.obs_dtype)
-    assert named["reward"] == named["episode.reward"] == ((LANES,), torch.float32)
+    assert named["reward"] == named["episode.episode_return"] == ((LANES,), torch.float32)
     assert named["terminated"] == named["truncated"] == named["won"] == ((LANES,), torch.bool)
     assert named["episode.length"] == named["episode.score"] == ((LANES,), torch.int32)
 
 
 def test_an_ended_lane_starts_its_next_episode_in_the_same_step(variant: Any) -> None:
-    """Lane i's k-th episode is the game of episode_key(seed, i, k); a lane that goes on shows its final_obs."""
+    """Lane i's k-th episode is the game of episode_key(seed, i, k); a environment that goes on shows its final_obs."""
     env = made(variant, seed=9)
     game, config = env.rules.game, env.rules.config
     played = [0] * LANES
 
-    def first_obs(lane: int) -> Tensor:
-        key = torch.tensor([oracles.episode_key(9, lane, played[lane])]).to(torch.int32)
+    def first_obs(env_index: int) -> Tensor:
+        key = torch.tensor([oracles.episode_key(9, env_index, played[env_index])]).to(torch.int32)
         return game.observe(config, game.init(config, key))[0]
 
     obs = env.reset()
-    for lane in range(LANES):
-        assert torch.equal(obs[lane], first_obs(lane))
+    for env_index in range(LANES):
+        assert torch.equal(obs[env_index], first_obs(env_index))
     for t in range(60):
         step = env.step(actions(env, t))
         ended = step.terminated | step.truncated
         assert torch.equal(step.obs[~ended], step.final_obs[~ended])
-        for lane in ended.nonzero().flatten().tolist():
-            played[lane] += 1
-            assert torch.equal(step.obs[lane], first_obs(lane))
+        for env_index in ended.nonzero().flatten().tolist():
+            played[env_index] += 1
+            assert torch.equal(step.obs[env_index], first_obs(env_index))
     assert min(played) >= 2
 
 
@@ -73,8 +73,8 @@ def test_final_obs_is_the_observation_before_the_reset(variant: Any) -> None:
     env.reset()
     ended = 0
     for t in range(30):
-        assert env.lanes is not None
-        after, reward, terminated, _ = env.rules.game.step(env.rules.config, env.lanes.game, actions(env, t))
+        assert env.state is not None
+        after, reward, terminated, _ = env.rules.game.step(env.rules.config, env.state.game, actions(env, t))
         step = env.step(actions(env, t))
         assert torch.equal(step.final_obs, env.rules.game.observe(env.rules.config, after))
         assert torch.equal(step.reward, reward)
@@ -122,8 +122,8 @@ def test_rules_that_truncate_are_no_termination() -> None:
     env.step(torch.tensor([UP]))
     step = env.step(torch.tensor([UP]))
     assert (step.terminated.item(), step.truncated.item(), step.won.item()) == (False, True, False)
-    assert env.lanes is not None
-    assert env.lanes.played.item() == 1
+    assert env.state is not None
+    assert env.state.played.item() == 1
 
 
 def test_episode_statistics(any_variant: Any) -> None:
@@ -132,19 +132,19 @@ def test_episode_statistics(any_variant: Any) -> None:
     env.reset()
     length, score, reward = torch.zeros(LANES), torch.zeros(LANES), torch.zeros(LANES)
     for t in range(60):
-        assert env.lanes is not None
-        before = env.lanes.game
+        assert env.state is not None
+        before = env.state.game
         events = env.rules.game.step(env.rules.config, before, actions(env, t))[3]
         step = env.step(actions(env, t))
         length, score, reward = length + 1, score + events.score, reward + step.reward
         assert torch.equal(step.episode.length.float(), length)
         assert torch.equal(step.episode.score.float(), score)
-        assert torch.equal(step.episode.reward, reward)
+        assert torch.equal(step.episode.episode_return, reward)
         going_on = ~(step.terminated | step.truncated)
         length, score, reward = length * going_on, score * going_on, reward * going_on
-        assert torch.equal(env.lanes.episode.length.float(), length)
-        assert torch.equal(env.lanes.episode.score.float(), score)
-        assert torch.equal(env.lanes.episode.reward, reward)
+        assert torch.equal(env.state.episode.length.float(), length)
+        assert torch.equal(env.state.episode.score.float(), score)
+        assert torch.equal(env.state.episode.episode_return, reward)
 
 
 def test_reset_starts_over_and_a_seed_starts_another(variant: Any) -> None:

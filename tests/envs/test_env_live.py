@@ -14,15 +14,15 @@ from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import assign, leaves, map_record
 from redline.envs import batch, change_rules, live_rules, make_rules, set_live
-from redline.envs.batch import Lanes, Rules
+from redline.envs.batch import EnvState, Rules
 
 LANES = 32
 SMALL = {"width": 6, "height": 5}
 OTHER = {"long_start": 25, "reward_food": 0.3, "reward_death": -0.7, "reward_step": -0.1, "reward_closer": 0.1}
 
 
-def start(rules: Rules) -> Lanes:
-    return batch.reset(rules, batch.lane_keys(3, torch.arange(LANES)))
+def start(rules: Rules) -> EnvState:
+    return batch.reset(rules, batch.env_keys(3, torch.arange(LANES)))
 
 
 def action(rules: Rules, t: int) -> Tensor:
@@ -83,13 +83,13 @@ def test_a_compiled_step_sees_new_values_and_compiles_once() -> None:
     rules = make_rules("snake", SMALL)
     changed = change_rules(rules, OTHER)
     live = live_rules(rules, rules.game.LIVE, "cpu")
-    lanes = map_record(torch.clone, start(live))
+    envs = map_record(torch.clone, start(live))
     reward = torch.zeros(LANES)
 
     def play(chosen: Tensor) -> None:
-        after, step = batch.step(live, lanes, chosen)
+        after, step = batch.step(live, envs, chosen)
         reward.copy_(step.reward)
-        assign(lanes, after)
+        assign(envs, after)
 
     torch.compiler.reset()
     compiled = torch.compile(play, fullgraph=True, dynamic=False)
@@ -102,9 +102,9 @@ def test_a_compiled_step_sees_new_values_and_compiles_once() -> None:
             set_live(live, plain)
             compiled(action(rules, t))
             expected, step = batch.step(plain, expected, action(rules, t))
-            assert same(lanes, expected), f"step {t}"
+            assert same(envs, expected), f"step {t}"
             assert torch.equal(reward, step.reward), f"step {t}"
-            longest = max(longest, int(lanes.game.length.max()))
+            longest = max(longest, int(envs.game.length.max()))
     assert longest > 20  # long starts were played
 
 

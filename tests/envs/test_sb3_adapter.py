@@ -39,17 +39,17 @@ def test_steps_are_the_envs(variant: Any) -> None:
         np.testing.assert_array_equal(obs, step.obs.numpy())
         np.testing.assert_array_equal(rewards, step.reward.numpy())
         np.testing.assert_array_equal(dones, (step.terminated | step.truncated).numpy())
-        for lane, info in enumerate(infos):
-            assert info["TimeLimit.truncated"] == step.truncated[lane].item()
-            assert ("terminal_observation" in info) == ("episode" in info) == dones[lane]
-            if dones[lane]:
-                np.testing.assert_array_equal(info["terminal_observation"], step.final_obs[lane].numpy())
+        for env_index, info in enumerate(infos):
+            assert info["TimeLimit.truncated"] == step.truncated[env_index].item()
+            assert ("terminal_observation" in info) == ("episode" in info) == dones[env_index]
+            if dones[env_index]:
+                np.testing.assert_array_equal(info["terminal_observation"], step.final_obs[env_index].numpy())
                 assert info["episode"] == {
-                    "r": step.episode.reward[lane].item(),
-                    "l": step.episode.length[lane].item(),
-                    "score": step.episode.score[lane].item(),
+                    "r": step.episode.episode_return[env_index].item(),
+                    "l": step.episode.length[env_index].item(),
+                    "score": step.episode.score[env_index].item(),
                 }
-                assert info["is_success"] == step.won[lane].item()
+                assert info["is_success"] == step.won[env_index].item()
                 endings += 1
     assert endings > 8
 
@@ -62,9 +62,9 @@ def test_illegal_actions_are_refused(variant: Any) -> None:
         assert masks.all()
         return
     actions = masks.argmax(1)
-    lane = masks.sum(1).argmin()
-    actions[lane] = masks[lane].argmin()
-    told = rf"Action {actions[lane]} is illegal in environment {lane}: {masks[lane].sum()} of the {masks.shape[1]}"
+    env_index = masks.sum(1).argmin()
+    actions[env_index] = masks[env_index].argmin()
+    told = rf"Action {actions[env_index]} is illegal in environment {env_index}: {masks[env_index].sum()} of the {masks.shape[1]}"
     with pytest.raises(InvalidAction, match=told):
         adapter.step(actions)
 

@@ -12,15 +12,15 @@ from redline import games
 from redline.core import random
 from redline.core.records import leaves, map_record
 from redline.envs import batch, make_rules
-from redline.envs.batch import Lanes, Rules, lane_keys
+from redline.envs.batch import EnvState, Rules, env_keys
 
 LANES, STEPS = 64, 30
 
 
-def actions(rules: Rules, state: Any, t: int, lanes: Tensor) -> Tensor:
-    """The t-th action of the lanes with these numbers (N,), a legal one: whatever else is in the batch."""
+def actions(rules: Rules, state: Any, t: int, envs: Tensor) -> Tensor:
+    """The t-th action of the environments with these numbers (N,), a legal one: whatever else is in the batch."""
     legal = rules.game.legal(rules.config, state)
-    rank = random.below(random.bits(random.seed_key(t), lanes), legal.sum(1))
+    rank = random.below(random.bits(random.seed_key(t), envs), legal.sum(1))
     return (legal.cumsum(1) <= rank.unsqueeze(1)).sum(1)
 
 
@@ -32,18 +32,18 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(leaves(a).values(), leaves(b).values(), strict=True))
 
 
-def lane_of(record: Any, lane: int) -> Any:
-    return map_record(lambda x: x[lane : lane + 1], record)
+def lane_of(record: Any, env_index: int) -> Any:
+    return map_record(lambda x: x[env_index : env_index + 1], record)
 
 
-def trajectory(rules: Rules, seed: int, lanes: Tensor, other: Tensor | None = None) -> list[Any]:
-    """All Lanes and Steps of STEPS steps; lanes in `other` (N,) bool play other actions."""
-    state = batch.reset(rules, lane_keys(seed, lanes))
+def trajectory(rules: Rules, seed: int, envs: Tensor, other: Tensor | None = None) -> list[Any]:
+    """All Lanes and Steps of STEPS steps; environments in `other` (N,) bool play other actions."""
+    state = batch.reset(rules, env_keys(seed, envs))
     found: list[Any] = [state]
     for t in range(STEPS):
-        action = actions(rules, state.game, t, lanes)
+        action = actions(rules, state.game, t, envs)
         if other is not None:
-            action = torch.where(other, actions(rules, state.game, t + STEPS, lanes), action)
+            action = torch.where(other, actions(rules, state.game, t + STEPS, envs), action)
         state, step = batch.step(rules, state, action)
         found += [state, step]
     return found
@@ -75,7 +75,7 @@ def test_observation_keeps_the_spec(variant: Any) -> None:
     if spec.afterstates:
         assert spec.obs_shape[0] == spec.num_actions
         assert spec.obs_dtype == torch.float32
-    state = batch.reset(rules, lane_keys(0, torch.arange(LANES)))
+    state = batch.reset(rules, env_keys(0, torch.arange(LANES)))
     highest = torch.zeros(1)
     for t in range(STEPS):
         state, step = batch.step(rules, state, actions(rules, state.game, t, torch.arange(LANES)))
@@ -92,7 +92,7 @@ def test_step_keeps_shapes_and_dtypes(variant: Any) -> None:
     """Static shapes: a step returns the same structure as init, whatever the width of the actions' integers."""
     rules = rules_of(variant)
     game, config = rules.game, rules.config
-    state = game.init(config, lane_keys(0, torch.arange(LANES)))
+    state = game.init(config, env_keys(0, torch.arange(LANES)))
     for dtype in (torch.int64, torch.int32, torch.uint8):
         after, reward, terminated, events = game.step(config, state, torch.zeros(LANES, dtype=dtype))
         assert [(x.shape, x.dtype) for x in leaves(after).values()] == [
@@ -107,7 +107,7 @@ def test_step_keeps_shapes_and_dtypes(variant: Any) -> None:
 
 def test_step_leaves_what_it_was_given_alone(variant: Any) -> None:
     rules = rules_of(variant)
-    state = rules.game.init(rules.config, lane_keys(0, torch.arange(LANES)))
+    state = rules.game.init(rules.config, env_keys(0, torch.arange(LANES)))
     before = map_record(torch.clone, state)
     rules.game.step(rules.config, state, torch.ones(LANES, dtype=torch.int64))
     rules.game.observe(rules.config, state)
@@ -133,7 +133,7 @@ def test_legal_and_cells(variant: Any) -> None:
     rules = rules_of(variant)
     game, config = rules.game, rules.config
     for record in trajectory(rules, 0, torch.arange(LANES)):
-        if isinstance(record, Lanes):
+        if isinstance(record, EnvState):
             legal, cells = game.legal(config, record.game), game.cells(config, record.game)
             assert (legal.shape, legal.dtype) == ((LANES, game.spec(config).num_actions), torch.bool)
             assert legal.any(1).all()
@@ -144,26 +144,26 @@ def test_legal_and_cells(variant: Any) -> None:
 
 def test_only_rules_that_say_so_truncate(variant: Any) -> None:
     rules = rules_of(variant)
-    steps = [record for record in trajectory(rules, 0, torch.arange(LANES)) if not isinstance(record, Lanes)]
+    steps = [record for record in trajectory(rules, 0, torch.arange(LANES)) if not isinstance(record, EnvState)]
     assert len(steps) == STEPS
     assert rules.game.spec(rules.config).truncates or not any(step.truncated.any() for step in steps)
 
 
 def test_a_batch_equals_its_singles(any_variant: Any) -> None:
-    """Lane i of 64 equals a batch that holds lane i alone, bit for bit: no reduction runs across games."""
+    """Lane i of 64 equals a batch that holds environment i alone, bit for bit: no reduction runs across games."""
     rules = rules_of(any_variant)
     whole = trajectory(rules, 3, torch.arange(LANES))
-    for lane in (0, 17, LANES - 1):
-        alone = trajectory(rules, 3, torch.tensor([lane]))
+    for env_index in (0, 17, LANES - 1):
+        alone = trajectory(rules, 3, torch.tensor([env_index]))
         for t, (record, single) in enumerate(zip(whole, alone, strict=True)):
-            assert same(lane_of(record, lane), single), f"lane {lane} differs at record {t}"
+            assert same(lane_of(record, env_index), single), f"environment {env_index} differs at record {t}"
 
 
 def test_a_lane_is_untouched_by_the_others(variant: Any) -> None:
     rules = rules_of(variant)
-    lanes = torch.arange(LANES)
-    other = lanes % 2 == 1
-    ours, theirs = trajectory(rules, 3, lanes), trajectory(rules, 3, lanes, other)
+    envs = torch.arange(LANES)
+    other = envs % 2 == 1
+    ours, theirs = trajectory(rules, 3, envs), trajectory(rules, 3, envs, other)
     for a, b in zip(ours, theirs, strict=True):
         assert same(map_record(lambda x: x[~other], a), map_record(lambda x: x[~other], b))
     assert not same(map_record(lambda x: x[other], ours[-1]), map_record(lambda x: x[other], theirs[-1]))
@@ -171,12 +171,12 @@ def test_a_lane_is_untouched_by_the_others(variant: Any) -> None:
 
 def test_a_seed_repeats_and_two_differ(variant: Any) -> None:
     rules = rules_of(variant)
-    lanes = torch.arange(8)
-    one, again, two = (trajectory(rules, seed, lanes) for seed in (5, 5, 6))
+    envs = torch.arange(8)
+    one, again, two = (trajectory(rules, seed, envs) for seed in (5, 5, 6))
     assert all(same(a, b) for a, b in zip(one, again, strict=True))
     assert not same(one[0], two[0])
     assert not same(one[-1], two[-1])
-    high = trajectory(rules, 5 + (1 << 40), lanes)
+    high = trajectory(rules, 5 + (1 << 40), envs)
     assert not same(one[0], high[0])
 
 

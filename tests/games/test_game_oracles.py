@@ -19,14 +19,14 @@ def test_game_equals_its_oracle_at_random(game_name: str) -> None:
     game = games.load(game_name)
     spec = game.spec(game.Config())
 
-    def anything(lane: int, player: Any, rng: random.Random) -> int:
-        return any_legal(lane, player, rng) if spec.masked else rng.randrange(spec.num_actions)
+    def anything(env_index: int, player: Any, rng: random.Random) -> int:
+        return any_legal(env_index, player, rng) if spec.masked else rng.randrange(spec.num_actions)
 
-    tally = play(game_name, {}, anything, lanes=64, steps=60, seed=11)
-    assert tally.episodes > 0
+    episode_stats = play(game_name, {}, anything, envs=64, steps=60, seed=11)
+    assert episode_stats.episodes > 0
 
 
-def any_legal(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
+def any_legal(env_index: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
     return rng.choice([action for action, legal in enumerate(game.legal()) if legal])
 
 
@@ -53,11 +53,11 @@ def towards(game: Any, goal: tuple[int, int]) -> int | None:
     return heading if game.config.view == "planes" else (turn + 1) % 4
 
 
-def blind(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
+def blind(env_index: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
     return rng.randrange(4 if game.config.view == "planes" else 3)
 
 
-def greedy(lane: int, game: Any, rng: random.Random) -> int:
+def greedy(env_index: int, game: Any, rng: random.Random) -> int:
     """A safe move nearest to the food."""
     row, column = game.body[0]
     taken = set(game.body[:-1])
@@ -69,26 +69,26 @@ def greedy(lane: int, game: Any, rng: random.Random) -> int:
         if 0 <= goal[0] < game.config.height and 0 <= goal[1] < game.config.width and goal not in taken
         if (action := towards(game, goal)) is not None
     ]
-    return min(safe)[1] if safe else blind(lane, game, rng)
+    return min(safe)[1] if safe else blind(env_index, game, rng)
 
 
-def follow_cycle(lane: int, game: Any, rng: random.Random) -> int:
+def follow_cycle(env_index: int, game: Any, rng: random.Random) -> int:
     """Along the cycle, in the direction the snake can take: fills the board."""
     cells = cycle(game.config.width, game.config.height)
     place = cells.index(game.body[0])
     ahead, behind = cells[(place + 1) % len(cells)], cells[place - 1]
     goal = behind if ahead in game.body[1:2] or (ahead in game.body[:-1] and behind not in game.body[:-1]) else ahead
     action = towards(game, goal)
-    return blind(lane, game, rng) if action is None else action
+    return blind(env_index, game, rng) if action is None else action
 
 
-def mostly_greedy(lane: int, game: Any, rng: random.Random) -> int:
-    """Most lanes play to eat, one in four blindly: short and long games side by side."""
-    return blind(lane, game, rng) if lane % 4 == 0 else greedy(lane, game, rng)
+def mostly_greedy(env_index: int, game: Any, rng: random.Random) -> int:
+    """Most environments play to eat, one in four blindly: short and long games side by side."""
+    return blind(env_index, game, rng) if env_index % 4 == 0 else greedy(env_index, game, rng)
 
 
-def filling(lane: int, game: Any, rng: random.Random) -> int:
-    return follow_cycle(lane, game, rng) if lane % 2 else mostly_greedy(lane // 2, game, rng)
+def filling(env_index: int, game: Any, rng: random.Random) -> int:
+    return follow_cycle(env_index, game, rng) if env_index % 2 else mostly_greedy(env_index // 2, game, rng)
 
 
 # Rewards are binary fractions: the sums are the same in float32 and in Python's float64.
@@ -100,7 +100,9 @@ SHAPED = {
     "reward_death": -3.0,
     "reward_food": 2.5,
 }
-SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, policy, lanes, steps, episodes at least
+SNAKES: dict[
+    str, tuple[dict[str, Any], Any, int, int, int]
+] = {  # options, policy, environments, steps, episodes at least
     "10x10 blind": ({}, blind, 384, 50, 500),
     "10x10 greedy": ({}, greedy, 24, 280, 20),
     "centred": ({"width": 6, "height": 5, "view": "centred"}, mostly_greedy, 96, 80, 200),
@@ -136,15 +138,15 @@ SNAKES: dict[str, tuple[dict[str, Any], Any, int, int, int]] = {  # options, pol
 
 @pytest.mark.parametrize("kind", SNAKES)
 def test_snake_equals_its_oracle(kind: str) -> None:
-    options, policy, lanes, steps, at_least = SNAKES[kind]
-    tally = play("snake", options, policy, lanes, steps, seed=sum(map(ord, kind)) << 33)
-    assert tally.episodes >= at_least
+    options, policy, envs, steps, at_least = SNAKES[kind]
+    episode_stats = play("snake", options, policy, envs, steps, seed=sum(map(ord, kind)) << 33)
+    assert episode_stats.episodes >= at_least
     if policy is filling and "long_start" not in options:
-        assert tally.wins >= 10
+        assert episode_stats.wins >= 10
     if "starvation" in options:
-        assert tally.truncations >= 100
+        assert episode_stats.truncations >= 100
     if policy is greedy:
-        assert tally.longest >= 150
+        assert episode_stats.longest >= 150
 
 
 @pytest.mark.parametrize("view", ["planes", "centred", "wrapped"])
@@ -152,12 +154,12 @@ def test_snake_equals_its_oracle(kind: str) -> None:
 def test_snake_that_fills_the_board(width: int, height: int, view: str) -> None:
     """Snakes lying along the cycle with few cells left, to the win: ages at both ends of int8 and uint8, and beyond."""
     config = snake.Config(width=width, height=height, view=view, **SHAPED)  # type: ignore[arg-type]
-    lanes, left = (2, 4) if config.cells > 500 else (8, 9)
+    envs, left = (2, 4) if config.cells > 500 else (8, 9)
     cells, oracle = cycle(width, height), oracles.load("snake")
     players: list[Any] = []
-    for lane in range(lanes):
-        game: Any = oracle(config, oracles.episode_key(5, lane, 0))
-        start = lane * 37
+    for env_index in range(envs):
+        game: Any = oracle(config, oracles.episode_key(5, env_index, 0))
+        start = env_index * 37
         game.body = [cells[(start - place) % len(cells)] for place in range(config.cells - left)]
         game.heading = MOVES.index(tuple(a - b for a, b in zip(*game.body[:2], strict=True)))
         game.food = game._new_food()
@@ -168,66 +170,70 @@ def test_snake_that_fills_the_board(width: int, height: int, view: str) -> None:
     finished: set[int] = set()
     rng = random.Random(0)
     for _ in range(left * (left + 1) // 2):
-        actions = [follow_cycle(lane, game, rng) for lane, game in enumerate(players)]
+        actions = [follow_cycle(env_index, game, rng) for env_index, game in enumerate(players)]
         state, reward, terminated, events = snake.step(config, state, torch.tensor(actions))
-        for lane, (game, action) in enumerate(zip(players, actions, strict=True)):
-            if lane in finished:
+        for env_index, (game, action) in enumerate(zip(players, actions, strict=True)):
+            if env_index in finished:
                 continue
             result = game.step(action)
-            assert (reward[lane].item(), terminated[lane].item(), events.truncated[lane].item()) == result[:3]
-            assert (events.score[lane].item(), events.won[lane].item()) == result[3:]
-            only = snake.State(*(x[lane : lane + 1] for x in state))
+            assert (
+                reward[env_index].item(),
+                terminated[env_index].item(),
+                events.truncated[env_index].item(),
+            ) == result[:3]
+            assert (events.score[env_index].item(), events.won[env_index].item()) == result[3:]
+            only = snake.State(*(x[env_index : env_index + 1] for x in state))
             same_state(only, [game])
             same_observation(snake.observe(config, only), [game])
             if result[1]:
                 assert result[4]
-                assert state.food[lane] == -1
-                assert state.ages[lane].max() == config.cells
-                assert state.ages[lane].min() == 1
-                finished.add(lane)
-        if len(finished) == lanes:
+                assert state.food[env_index] == -1
+                assert state.ages[env_index].max() == config.cells
+                assert state.ages[env_index].min() == 1
+                finished.add(env_index)
+        if len(finished) == envs:
             break
-    assert len(finished) == lanes
+    assert len(finished) == envs
 
 
-def low(lane: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
+def low(env_index: int, game: Any, rng: random.Random) -> int:  # noqa: ARG001
     """The placement that leaves few holes and a low and even stack: games that do not end, with many lines."""
     boards = {action: after.board for action, after in enumerate(game.afterstates()) if after.legal}
     cost = {action: 4 * holes(board) + bumpiness(board) + sum(heights(board)) for action, board in boards.items()}
     return min(cost, key=lambda action: (cost[action], rng.random()))
 
 
-def lying_low(lane: int, game: Any, rng: random.Random) -> int:
+def lying_low(env_index: int, game: Any, rng: random.Random) -> int:
     """The placement whose top lies lowest, which costs little to find; now and then one that need not be legal."""
     if rng.random() < 0.004:
         return rng.randrange(game.num_actions)
-    if lane % 4 == 0:
-        return any_legal(lane, game, rng)
+    if env_index % 4 == 0:
+        return any_legal(env_index, game, rng)
     tops = [y + shape.height + rng.random() for shape, y, _ in game._placements()]
     return tops.index(min(tops))
 
 
-def any_key(lane: int, game: Any, rng: random.Random) -> int:
-    """Every lane with its own liking for sideways, turns, drops and holding; a drop follows only after some steps."""
-    if game.y > game.config.height // 2 and lane % 3 == 0:
+def any_key(env_index: int, game: Any, rng: random.Random) -> int:
+    """Every environment with its own liking for sideways, turns, drops and holding; a drop follows only after some steps."""
+    if game.y > game.config.height // 2 and env_index % 3 == 0:
         return rng.choice([LEFT, RIGHT, CLOCKWISE, COUNTER, SOFT])
-    liked = [[LEFT, LEFT, CLOCKWISE], [RIGHT, RIGHT, COUNTER], [LEFT, RIGHT], [HARD]][lane % 4]
+    liked = [[LEFT, LEFT, CLOCKWISE], [RIGHT, RIGHT, COUNTER], [LEFT, RIGHT], [HARD]][env_index % 4]
     return rng.choice([*range(game.num_actions), *liked])
 
 
-def to_columns(lane: int, game: Any, rng: random.Random) -> int:
+def to_columns(env_index: int, game: Any, rng: random.Random) -> int:
     """To the column where the piece falls deepest, and drop it there: lines and long games with keys."""
     if rng.random() < 0.2:
         return rng.randrange(game.num_actions)
     columns = range(game.config.width - game.shape.width + 1)
-    goal = min(columns, key=lambda x: (drop(game.board, game.shape, game.y, x), (x * 7 + lane) % 5))
+    goal = min(columns, key=lambda x: (drop(game.board, game.shape, game.y, x), (x * 7 + env_index) % 5))
     return HARD if game.x == goal else LEFT if game.x > goal else RIGHT
 
 
 ODD = {"reward_line": 1.1, "reward_death": -0.7, "reward_hole": -0.3, "reward_height": 0.1, "reward_piece": 0.013}
 KEYS = {"actions": "keys"}
 SHORT: dict[str, Any] = {"width": 6, "height": 9}
-TETRISES: dict[str, tuple[dict[str, Any], Any, int, int, int, int]] = {  # options, policy, lanes, steps, episodes, lines
+TETRISES: dict[str, tuple[dict[str, Any], Any, int, int, int, int]] = {  # options, policy, environments, steps, episodes, lines
     "10x20": ({}, lying_low, 48, 40, 10, 50),
     "10x20 low": ({}, low, 1, 70, 0, 15),
     "10x20 uniform": ({"pieces": "uniform", "previews": 2, "start_height": 16}, lying_low, 64, 25, 30, 50),
@@ -252,7 +258,7 @@ TETRISES: dict[str, tuple[dict[str, Any], Any, int, int, int, int]] = {  # optio
 
 @pytest.mark.parametrize("kind", TETRISES)
 def test_tetris_equals_its_oracle(kind: str) -> None:
-    options, policy, lanes, steps, episodes, lines = TETRISES[kind]
-    tally = play("tetris", options, policy, lanes, steps, seed=sum(map(ord, kind)) << 33)
-    assert tally.episodes >= episodes
-    assert tally.score >= lines
+    options, policy, envs, steps, episodes, lines = TETRISES[kind]
+    episode_stats = play("tetris", options, policy, envs, steps, seed=sum(map(ord, kind)) << 33)
+    assert episode_stats.episodes >= episodes
+    assert episode_stats.score >= lines

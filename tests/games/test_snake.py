@@ -16,7 +16,7 @@ from redline.core.errors import UserError
 from redline.core.records import Events
 from redline.core.select import pack
 from redline.envs import batch, make, make_rules
-from redline.envs.batch import lane_keys
+from redline.envs.batch import env_keys
 from redline.games import snake
 from redline.games.snake import Config, State
 from redline.oracles.snake import MOVES, Oracle
@@ -268,7 +268,7 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
     """Boards turned upside down look the same, and the same moves lead to boards that look the same."""
     height, width = size
     config = Config(width=width, height=height, view="wrapped", start="random", long_start=height * width // 2)
-    state = snake.init(config, lane_keys(3, torch.arange(300)))
+    state = snake.init(config, env_keys(3, torch.arange(300)))
 
     def flipped(cell: Tensor) -> Tensor:
         return torch.where(cell < 0, cell, (height - 1 - cell // width) * width + cell % width).to(torch.int16)
@@ -297,7 +297,7 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
 
 def test_food_of_a_new_game_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
     config = Config()
-    state = snake.init(config, lane_keys(0, torch.arange(97 * 200)))
+    state = snake.init(config, env_keys(0, torch.arange(97 * 200)))
     free = (state.ages[0] == 0).flatten()
     counts = torch.bincount(state.food.long(), minlength=config.cells)
     assert free.sum() == 97
@@ -313,7 +313,7 @@ def test_next_food_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tenso
         . . 3 4 5 * .
         . . . . . . .
     """, RIGHT)  # fmt: skip
-    keys = lane_keys(1, torch.arange(22 * 300))
+    keys = env_keys(1, torch.arange(22 * 300))
     many = State(*(x.expand(len(keys), *x.shape[1:]) for x in state))._replace(key=keys)
     after, _, _, _ = snake.step(config, many, torch.full((len(keys),), RIGHT))
     free = (after.ages[0] == 0).flatten()
@@ -326,7 +326,7 @@ def test_next_food_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tenso
 def test_random_start_is_uniform_and_whole(looks_uniform: Callable[[Tensor], bool]) -> None:
     """Every turn and every place that leaves room for the body, equally often within a turn."""
     config = Config(width=5, height=4, start="random", start_length=3)
-    state = snake.init(config, lane_keys(2, torch.arange(12_000)))
+    state = snake.init(config, env_keys(2, torch.arange(12_000)))
     assert torch.equal(
         state.ages.flatten(1).sort(1).values[:, -4:], torch.tensor([0, 1, 2, 3]).to(torch.int8).expand(12_000, -1)
     )
@@ -345,7 +345,7 @@ def test_long_starts_are_whole_snakes(
     """Every length equally often; each body one piece, the last move leading to its head, the cell ahead free."""
     longest = min(width * height - 2, 60)
     config = Config(width=width, height=height, start_length=start_length, long_start=longest)
-    state = snake.init(config, lane_keys(2, torch.arange(3000)))
+    state = snake.init(config, env_keys(2, torch.arange(3000)))
     assert looks_uniform(torch.bincount(state.length.long(), minlength=longest + 1)[start_length:])
     heads = torch.bincount(state.head.long(), minlength=config.cells)
     assert (heads > 0).sum() > min(config.cells - 10, 900)  # everywhere
@@ -353,15 +353,15 @@ def test_long_starts_are_whole_snakes(
     assert torch.equal(ages.max(1).values.long(), state.length.long())
     assert torch.equal((ages > 0).sum(1), state.length.long())
     strides = torch.tensor([-width, 1, width, -1])
-    for lane in range(300):
-        length = int(state.length[lane])
-        body = [int((ages[lane] == age).nonzero()) for age in range(length, 0, -1)]
-        assert (body[0], body[-1]) == (state.head[lane], state.tail[lane])
+    for env_index in range(300):
+        length = int(state.length[env_index])
+        body = [int((ages[env_index] == age).nonzero()) for age in range(length, 0, -1)]
+        assert (body[0], body[-1]) == (state.head[env_index], state.tail[env_index])
         places = torch.tensor([(cell // width, cell % width) for cell in body])
         assert (places.diff(dim=0).abs().sum(1) == 1).all()
         if length > 1:
-            assert body[0] - body[1] == strides[state.heading[lane].long()]
-        assert ages[lane, state.food[lane].long()] == 0
+            assert body[0] - body[1] == strides[state.heading[env_index].long()]
+        assert ages[env_index, state.food[env_index].long()] == 0
     assert torch.equal(state.free, pack(ages == 0))
     every = [snake.step(config, state, torch.full((3000,), action))[2] for action in range(4)]
     assert not torch.stack(every).all(0).any()  # none is lost from the beginning
@@ -385,7 +385,7 @@ def test_a_long_start_can_be_won(width: int, height: int) -> None:
 
 
 def test_long_starts_that_are_not_longer_change_nothing() -> None:
-    keys = lane_keys(2, torch.arange(50))
+    keys = env_keys(2, torch.arange(50))
     plain = snake.init(Config(start="random", start_length=4), keys)
     for long_start in (1, 4):
         same = snake.init(Config(start="random", start_length=4, long_start=long_start), keys)
@@ -399,7 +399,7 @@ def test_impossible_long_starts(long_start: int) -> None:
 
 
 def test_a_hamiltonian_cycle_wins_every_game() -> None:
-    """On 6x6, without the oracle: every lane's first episode fills the board."""
+    """On 6x6, without the oracle: every environment's first episode fills the board."""
     config = {"width": 6, "height": 6, "start": "centre"}
     rules = make_rules("snake", config)
     order = [0, *(r * 6 + c for r in range(6) for c in (range(1, 6) if r % 2 == 0 else range(5, 0, -1)))]
@@ -408,16 +408,16 @@ def test_a_hamiltonian_cycle_wins_every_game() -> None:
     backwards = torch.empty(36, dtype=torch.int64)  # the new snake heads right in a row the cycle takes to the left
     for cell, before in zip(order, [order[-1], *order[:-1]], strict=True):
         backwards[cell] = turn[before - cell]
-    lanes = batch.reset(rules, lane_keys(4, torch.arange(16)))
+    envs = batch.reset(rules, env_keys(4, torch.arange(16)))
     won = torch.zeros(16, dtype=torch.bool)
     for _ in range(1300):
-        lanes, step = batch.step(rules, lanes, backwards[lanes.game.head.long()])
+        envs, step = batch.step(rules, envs, backwards[envs.game.head.long()])
         assert not step.truncated.any()
         assert torch.equal(step.terminated, step.won)
         first = step.won & ~won
         assert (step.final_state.food[first] == -1).all()
         assert (step.episode.score[first] == 33).all()
-        assert (step.episode.reward[first] == 38.0).all()
+        assert (step.episode.episode_return[first] == 38.0).all()
         won |= step.won
         if won.all():
             break
@@ -440,7 +440,7 @@ def test_rules_have_not_changed_without_a_new_version() -> None:
 def test_planes_by_words(size: tuple[int, int]) -> None:
     """What a GPU writes four bytes at a time is what is written here cell by cell; a won board has no food."""
     rules = make_rules("snake", {"width": size[0], "height": size[1], "start": "random", "long_start": 20})
-    state = rules.game.init(rules.config, lane_keys(3, torch.arange(256)))
+    state = rules.game.init(rules.config, env_keys(3, torch.arange(256)))
     state = state._replace(food=torch.where(torch.arange(256) % 7 == 0, -1, state.food).to(torch.int16))
     expected = snake.observe(rules.config, state)
     found = snake._planes_by_words(rules.config, state, expected.dtype)

@@ -16,7 +16,7 @@ from redline import oracles
 from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make, make_rules
-from redline.envs.batch import lane_keys
+from redline.envs.batch import env_keys
 from redline.games import tetris
 from redline.games.tetris import Config
 from redline.oracles.tetris import Oracle
@@ -541,14 +541,14 @@ def test_the_observation_of_a_7x14_board() -> None:
     config = Config(width=7, height=14)
     spec = tetris.spec(config)
     assert (spec.obs_shape, spec.obs_dtype, spec.obs_high) == ((4, 14, 7), torch.uint8, 1)
-    obs = tetris.observe(config, tetris.init(config, lane_keys(0, torch.arange(5))))
+    obs = tetris.observe(config, tetris.init(config, env_keys(0, torch.arange(5))))
     assert (obs.shape, obs.dtype) == ((5, 4, 14, 7), torch.uint8)
 
 
-def pieces_drawn(generator: str, lanes: int, count: int, first: int = 0) -> Tensor:
-    """(N, count): the pieces each lane gets, in order."""
+def pieces_drawn(generator: str, envs: int, count: int, first: int = 0) -> Tensor:
+    """(N, count): the pieces each environment gets, in order."""
     config = Config(pieces=generator, width=16, height=32)  # type: ignore[arg-type]
-    state = tetris.init(config, lane_keys(3, torch.arange(lanes)))
+    state = tetris.init(config, env_keys(3, torch.arange(envs)))
     found = []
     for t in range(count):
         found.append(state.pieces[:, 0].long())
@@ -559,7 +559,7 @@ def pieces_drawn(generator: str, lanes: int, count: int, first: int = 0) -> Tens
 
 
 def test_a_bag_holds_every_piece_once(looks_uniform: Callable[[Tensor], bool]) -> None:
-    pieces = pieces_drawn("bag7", lanes=4200, count=21)
+    pieces = pieces_drawn("bag7", envs=4200, count=21)
     assert torch.equal(pieces.view(-1, 7).sort(1).values, torch.arange(7).expand(4200 * 3, -1))
     for place in range(21):
         assert looks_uniform(torch.bincount(pieces[:, place], minlength=7)), f"piece {place}"
@@ -572,7 +572,7 @@ def test_a_bag_holds_every_piece_once(looks_uniform: Callable[[Tensor], bool]) -
 
 
 def test_uniform_pieces_are_uniform_and_independent(looks_uniform: Callable[[Tensor], bool]) -> None:
-    pieces = pieces_drawn("uniform", lanes=4900, count=9)
+    pieces = pieces_drawn("uniform", envs=4900, count=9)
     for place in range(9):
         assert looks_uniform(torch.bincount(pieces[:, place], minlength=7)), f"piece {place}"
     for place in range(8):
@@ -587,7 +587,7 @@ def test_pieces_do_not_depend_on_the_placements(generator: str) -> None:
 @pytest.mark.parametrize("previews", [0, 1, 2])
 def test_what_is_next_comes_next(previews: int) -> None:
     config = Config(previews=previews)
-    state = tetris.init(config, lane_keys(0, torch.arange(20)))
+    state = tetris.init(config, env_keys(0, torch.arange(20)))
     assert torch.equal(state.drawn, torch.full((20,), 1 + previews, dtype=torch.int32))
     for _ in range(6):
         assert state.pieces.shape == (20, 1 + previews)
@@ -600,22 +600,22 @@ def test_what_is_next_comes_next(previews: int) -> None:
 def test_start_height(looks_uniform: Callable[[Tensor], bool]) -> None:
     """As many rows as drawn, none of them full, each of the others as likely as any."""
     config = Config(width=4, height=9, start_height=5)
-    lanes = 6 * 15 * 60
-    state = tetris.init(config, lane_keys(8, torch.arange(lanes)))
+    envs = 6 * 15 * 60
+    state = tetris.init(config, env_keys(8, torch.arange(envs)))
     bit = torch.arange(9).view(1, 9, 1)
     rows = ((state.columns.unsqueeze(1) >> bit & 1) * (1 << torch.arange(4))).sum(2)  # (N, 9): row as a number
     assert (rows[:, 5:] == 0).all()
     assert looks_uniform(torch.bincount(rows[:, 0][rows[:, 1] > 0].long(), minlength=15))
     used = rows[:, 4][rows[:, 4] > 0].long()  # the fifth row is there in a sixth of the games
     assert looks_uniform(torch.bincount(used, minlength=15)[1:])
-    assert abs(used.numel() / lanes - 1 / 6 * 14 / 15) < 0.02
+    assert abs(used.numel() / envs - 1 / 6 * 14 / 15) < 0.02
     height = 9 - (rows.flip(1) > 0).to(torch.int8).argmax(1)
     assert (rows < 15).all()
     assert set(height.tolist()) >= {1, 2, 3, 4, 5}
 
 
 def test_a_new_game_starts_on_an_empty_board() -> None:
-    assert (tetris.init(Config(), lane_keys(8, torch.arange(50))).columns == 0).all()
+    assert (tetris.init(Config(), env_keys(8, torch.arange(50))).columns == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -698,7 +698,7 @@ def test_rules_have_not_changed_without_a_new_version(options: dict[str, Any], e
 
 
 def any_legal(legal: Tensor, t: int) -> Tensor:
-    """One of the legal actions (N, A) of each lane, by chance."""
+    """One of the legal actions (N, A) of each environment, by chance."""
     rank = random.below(random.bits(random.seed_key(t), torch.arange(legal.shape[0])), legal.sum(1))
     return (legal.cumsum(1) <= rank.unsqueeze(1)).sum(1)
 
@@ -707,7 +707,7 @@ def any_legal(legal: Tensor, t: int) -> Tensor:
 def test_planes_of_joined_rows(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU writes several cells at a time is what is written here cell by cell."""
     rules = make_rules("tetris", {"width": size[0], "height": size[1], "start_height": size[1] - 4, "previews": 2})
-    state = rules.game.init(rules.config, lane_keys(3, torch.arange(64)))
+    state = rules.game.init(rules.config, env_keys(3, torch.arange(64)))
     wide = tetris._grouping(rules.config, torch.device("cuda"))
     assert wide == GROUPING[size]
     monkeypatch.setattr(tetris, "_grouping", lambda *_: wide)

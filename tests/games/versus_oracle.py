@@ -13,10 +13,10 @@ from redline import oracles
 from redline.core.records import leaves
 from redline.envs import batch, make_rules
 
-Policy = Callable[[int, Any, random.Random], int]  # lane, its oracle, random numbers -> action
+Policy = Callable[[int, Any, random.Random], int]  # environment, its oracle, random numbers -> action
 
 
-class Tally(NamedTuple):
+class EpisodeStats(NamedTuple):
     """How much was compared; a test checks it to know that it tested something."""
 
     episodes: int
@@ -48,14 +48,14 @@ def same_state(state: Any, games: list[Any]) -> None:
     for name, values in arrays(state).items():
         expected = np.array([row[name] for row in rows], dtype=np.int64)
         wrong = (values.astype(np.int64) - expected) % 2**32 != 0
-        assert not wrong.any(), f"{name} differs in lanes {np.unique(np.nonzero(wrong)[0])[:5]}"
+        assert not wrong.any(), f"{name} differs in environments {np.unique(np.nonzero(wrong)[0])[:5]}"
 
 
 def same_observation(obs: torch.Tensor, games: list[Any]) -> None:
     expected = np.array([game.observe() for game in games])
     assert obs.shape == expected.shape
     wrong = (obs.numpy().astype(np.int64) != expected).reshape(len(games), -1).any(1)
-    assert not wrong.any(), f"observations differ in lanes {np.flatnonzero(wrong)[:5]}"
+    assert not wrong.any(), f"observations differ in environments {np.flatnonzero(wrong)[:5]}"
 
 
 def same_legal(rules: batch.Rules, state: Any, games: list[Any]) -> None:
@@ -65,23 +65,23 @@ def same_legal(rules: batch.Rules, state: Any, games: list[Any]) -> None:
         np.testing.assert_array_equal(found, np.array([game.legal() for game in games]))
 
 
-def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: int, seed: int) -> Tally:
-    """Lanes 0 to `lanes` of `seed` for `steps` steps, each episode to its end and on to the next one."""
+def play(name: str, options: dict[str, Any], policy: Policy, envs: int, steps: int, seed: int) -> EpisodeStats:
+    """Lanes 0 to `environments` of `seed` for `steps` steps, each episode to its end and on to the next one."""
     rules = make_rules(name, options)
     observe = lambda state: rules.game.observe(rules.config, state)  # noqa: E731
     oracle, rng = oracles.load(name), random.Random(seed)
-    played = [0] * lanes
-    games = [oracle(rules.config, oracles.episode_key(seed, lane, 0)) for lane in range(lanes)]
-    tensors = batch.reset(rules, batch.lane_keys(seed, torch.arange(lanes)))
+    played = [0] * envs
+    games = [oracle(rules.config, oracles.episode_key(seed, env_index, 0)) for env_index in range(envs)]
+    tensors = batch.reset(rules, batch.env_keys(seed, torch.arange(envs)))
     same_state(tensors.game, games)
     same_observation(observe(tensors.game), games)
     same_legal(rules, tensors.game, games)
 
     wins = truncations = longest = total = 0
-    scores, lengths = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-    rewards = np.zeros(lanes, np.float32)
+    scores, lengths = np.zeros(envs, np.int64), np.zeros(envs, np.int64)
+    rewards = np.zeros(envs, np.float32)
     for _ in range(steps):
-        actions = [policy(lane, games[lane], rng) for lane in range(lanes)]
+        actions = [policy(env_index, games[env_index], rng) for env_index in range(envs)]
         tensors, step = batch.step(rules, tensors, torch.tensor(actions))
         results = [game.step(action) for game, action in zip(games, actions, strict=True)]
         reward, terminated, truncated, score, won = (np.array(column) for column in zip(*results, strict=True))
@@ -96,24 +96,24 @@ def play(name: str, options: dict[str, Any], policy: Policy, lanes: int, steps: 
         lengths, scores, rewards = lengths + 1, scores + score, rewards + reward.astype(np.float32)
         np.testing.assert_array_equal(step.episode.length.numpy(), lengths)
         np.testing.assert_array_equal(step.episode.score.numpy(), scores)
-        np.testing.assert_array_equal(step.episode.reward.numpy(), rewards)
+        np.testing.assert_array_equal(step.episode.episode_return.numpy(), rewards)
         total += score.sum()
         ended = terminated | truncated
         if ended.any():
             wins, truncations = wins + won.sum(), truncations + truncated.sum()
             longest = max(longest, lengths[ended].max())
             lengths[ended], scores[ended], rewards[ended] = 0, 0, 0
-            for lane in np.flatnonzero(ended).tolist():
-                played[lane] += 1
-                games[lane] = oracle(rules.config, oracles.episode_key(seed, lane, played[lane]))
-        # Ended lanes hold the next episode; the others hold what was compared above.
+            for env_index in np.flatnonzero(ended).tolist():
+                played[env_index] += 1
+                games[env_index] = oracle(rules.config, oracles.episode_key(seed, env_index, played[env_index]))
+        # Ended environments hold the next episode; the others hold what was compared above.
         chosen = torch.from_numpy(ended)
         if ended.any():
             fresh = type(tensors.game)(*(x[chosen] for x in tensors.game))
-            new_games = [games[lane] for lane in np.flatnonzero(ended)]
+            new_games = [games[env_index] for env_index in np.flatnonzero(ended)]
             same_state(fresh, new_games)
             same_observation(observe(fresh), new_games)
             same_legal(rules, fresh, new_games)
         for after, before in zip(tensors.game, step.final_state, strict=True):
             assert torch.equal(after[~chosen], before[~chosen])
-    return Tally(sum(played), int(wins), int(truncations), int(longest), int(total))
+    return EpisodeStats(sum(played), int(wins), int(truncations), int(longest), int(total))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "collect"))  # for `faulty`, 
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     inference, algo, graph = request.param
     options: dict[str, Any] = {
-        "ppo": {"hidden": (32,), "rollout": 16, "batch_size": 64},
+        "ppo": {"hidden": (32,), "rollout_steps": 16, "batch_size": 64},
         "dqn": {"learning_starts": 10**6, "n_step": 2, "gamma": 0.5, "hidden": (32,), "replay_capacity": 4000},
     }[algo]
     settings = Settings(
@@ -42,8 +42,12 @@ def test_a_rollout_is_in_order(session: Session) -> None:
         learner = session.learner
         obs, ended = learner.obs.view(16, 4, 3).cpu(), learner.ended.view(16, 4).cpu()
         for row in range(15):
-            for lane in range(4):
-                now, then, over = obs[row, lane].tolist(), obs[row + 1, lane].tolist(), bool(ended[row, lane])
+            for env_index in range(4):
+                now, then, over = (
+                    obs[row, env_index].tolist(),
+                    obs[row + 1, env_index].tolist(),
+                    bool(ended[row, env_index]),
+                )
                 assert over == (now[1] == 4)
                 assert then[:2] == ([now[0] + 1, 0] if over else [now[0], now[1] + 1])
         assert learner.reward.tolist() == learner.action.tolist()

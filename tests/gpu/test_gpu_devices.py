@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redline import algos
-from redline.run import devices
+from redline.run import device_choice
 from redline.run.config import Settings
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was measured before; a graph that cannot be captured is an error here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(devices, "_say_nothing", pytest.fail)
+    monkeypatch.setattr(device_choice, "_say_nothing", pytest.fail)
     torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")  # starting CUDA is no part of the choice
 
 
@@ -28,13 +28,13 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_chosen_within_seconds_and_remembered(game_name: str, algo: str) -> None:
     before = torch.cuda.memory_allocated()
     started = time.perf_counter()
-    plan = devices.decide(Settings(game_name, algo))
+    plan = device_choice.decide(Settings(game_name, algo))
     assert time.perf_counter() - started < 8
     assert plan.device.type == "cuda"
     assert plan.reasons["device"].startswith("measured before compilation: cpu ")
     assert torch.cuda.memory_allocated() - before < 128 * 2**20  # workspaces of libraries
     started = time.perf_counter()
-    again = devices.decide(Settings(game_name, algo))
+    again = device_choice.decide(Settings(game_name, algo))
     assert time.perf_counter() - started < 0.5
     assert again.reasons == plan.reasons
 
@@ -42,6 +42,6 @@ def test_a_gpu_is_chosen_within_seconds_and_remembered(game_name: str, algo: str
 def test_without_graphs_a_few_games_are_slower_there() -> None:
     """What is measured is how it will be run: launches from the host cost a GPU what they cost."""
     small = Settings("snake", num_envs=8, batch_size=8, device="cuda")
-    graphed = devices.samples_per_second(devices.resolve(small))
-    launched = devices.samples_per_second(devices.resolve(Settings(**vars(small) | {"graph": False})))
+    graphed = device_choice.samples_per_second(device_choice.resolve(small))
+    launched = device_choice.samples_per_second(device_choice.resolve(Settings(**vars(small) | {"graph": False})))
     assert graphed > 1.5 * launched

@@ -83,7 +83,7 @@ def test_graphs_follow_the_phases(kind: str, compiled: bool, tmp_path: Path) -> 
         "batch_size": 16,
         "replay_capacity": 4800,
         "steps": 64 * 40,
-        "retry": 0.0,  # and not what suits either device
+        "backplay": 0.0,  # and not what suits either device
         "env_options": {"width": 4, "height": 4, "view": "planes"},
         "algo_options": {"hidden": (8,), "learning_starts": 10**6, "epsilon_high": 1.0, "epsilon_low": 1.0},
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.algos import nets
+from redline.algos import networks
 from redline.core.records import Spec
 
 pytestmark = pytest.mark.gpu
@@ -16,19 +16,19 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(
-    ("net", "stride", "border"),
+    ("net", "stride", "padding"),
     [("mlp", 1, True), ("cnn", 2, True), ("cnn", 1, False), ("resnet", 2, True), ("pixels", 2, True)],
 )
-def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, border: bool, layer_norm: bool) -> None:
+def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, padding: bool, layer_norm: bool) -> None:
     side = 40 if net == "pixels" else 10
     spec = Spec((3, side, side), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
-    config = nets.NetConfig(
-        net=net, hidden=(64,), channels=(16, 32), stride=stride, border=border, layer_norm=layer_norm
+    config = networks.NetworkConfig(
+        net=net, hidden=(64,), channels=(16, 32), stride=stride, padding=padding, layer_norm=layer_norm
     )
     obs = torch.randint(0, 2, (256, *spec.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
     def outcome(device: str, compiled: bool) -> tuple[Tensor, Tensor]:
-        model = nets.build(spec, config, seed=3).to(device)
+        model = networks.build(spec, config, seed=3).to(device)
         with torch.no_grad():
             model.dense.head.out.weight.normal_(generator=torch.Generator(device).manual_seed(1)).mul_(0.1)
             if device == "cuda":
@@ -39,7 +39,7 @@ def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, border
         gradients = torch.autograd.grad(values.square().mean(), list(model.parameters()))
         return values.detach().cpu(), torch.cat([g.flatten() for g in gradients]).cpu()
 
-    reference = nets.build(spec, config, seed=3)
+    reference = networks.build(spec, config, seed=3)
     with torch.no_grad():
         reference.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
     values, gradient = outcome("cpu", compiled=False)
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_those_of_the_cpu(net: Any, stride: int, border
 
 def test_twins_are_those_of_the_cpu() -> None:
     spec = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
-    net = nets.build_actor_critic(spec, nets.NetConfig("mlp", (64, 64)), seed=1, separate=True)
+    net = networks.build_actor_critic(spec, networks.NetworkConfig("mlp", (64, 64)), seed=1, separate=True)
     obs = torch.randint(0, 2, (256, *spec.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     expected = net(obs)
     with torch.autocast("cuda", torch.bfloat16):

@@ -54,11 +54,11 @@ def session_of(device: str, way: Way, game: str = "planes", precision: str = "fp
         precision=precision,
         compile=way.compile,
         graph=way.graph,
-        retry=0.8 if game == "practice" else 0.0,  # and not what suits either device
-        retry_steps=4,
+        backplay=0.8 if game == "practice" else 0.0,  # and not what suits either device
+        backplay_steps=4,
         time_limit=20 if env == "snake" else 0,
         env_options=env_options,
-        algo_options={"rollout": ROLLOUT, "batch_size": 128, "epochs": 2, "hidden": (32, 32)} | options,
+        algo_options={"rollout_steps": ROLLOUT, "batch_size": 128, "epochs": 2, "hidden": (32, 32)} | options,
     )
     return Session(resolve(settings), pytest.fail)
 

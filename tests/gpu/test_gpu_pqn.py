@@ -31,7 +31,8 @@ def session_of(device: str, way: str, precision: str = "fp32", algo: str = "pqn"
         graph=graphs,
         time_limit=10,
         env_options={"width": 7, "height": 7, "start": "random", "view": "planes"},
-        algo_options={"rollout": ROLLOUT, "epochs": 2, "batch_size": 128, "net": "mlp", "hidden": (32, 32)} | options,
+        algo_options={"rollout_steps": ROLLOUT, "epochs": 2, "batch_size": 128, "net": "mlp", "hidden": (32, 32)}
+        | options,
     )
     return Session(resolve(settings), pytest.fail)
 

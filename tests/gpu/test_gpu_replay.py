@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from redline.core import random
-from redline.replay.courier import AHEAD, Direct
 from redline.replay.priority import Priorities
+from redline.replay.transfer import AHEAD, DirectTransfer
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
@@ -35,7 +35,7 @@ def session_of(device: str, folder: Path, *, compile: bool, graph: bool, **optio
         compile=compile,
         graph=graph and device == "cuda",
         run_dir=str(folder),
-        retry=0.0,  # and not what suits either device
+        backplay=0.0,  # and not what suits either device
         env_options={"width": 5, "height": 4, "start": "random", "view": "planes"},
         algo_options={"hidden": (16,), "learning_starts": 64 * 8, "epsilon_high": 1.0, "epsilon_low": 1.0} | options,
     )
@@ -67,7 +67,7 @@ def test_draws_and_stores_what_the_cpu_does(replay: str, prioritized: bool, way:
     if replay != "device":
         torch.cuda.synchronize()
         assert torch.equal(ours.learner.memory.inbox.cpu(), theirs.learner.memory.inbox)
-        assert isinstance(ours.learner.memory.courier, Direct) == (replay == "pinned")
+        assert isinstance(ours.learner.memory.transfer, DirectTransfer) == (replay == "pinned")
     if replay == "memmap":
         ours, theirs = (s.learner.memory.storage.records for s in (ours, theirs))  # type: ignore[assignment]
         assert torch.equal(ours, theirs)  # type: ignore[arg-type]

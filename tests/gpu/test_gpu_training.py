@@ -66,7 +66,7 @@ def session_of(device: str, way: Way, notify: Callable[[str], Any] = pytest.fail
         compile=way.compile,
         graph=way.graph,
         time_limit=20,
-        retry=0.0,  # and not what suits either device
+        backplay=0.0,  # and not what suits either device
         env_options={"width": 7, "height": 7, "start": "random", "view": "planes"},
         algo_options=algo | options,
     )
@@ -218,7 +218,7 @@ def test_precisions_differ() -> None:
     values = {}
     for precision in ("fp32", "bf16", "fp16"):
         session = session_of("cuda", WAYS["eager"], precision=precision)
-        obs = session.plan.rules.game.observe(session.plan.rules.config, session.collector.lanes.game)
+        obs = session.plan.rules.game.observe(session.plan.rules.config, session.collector.envs.game)
         with torch.no_grad(), session.learner.runtime.autocast():
             values[precision] = session.learner.online(obs)
     for precision in ("bf16", "fp16"):

@@ -1,4 +1,4 @@
-"""Stacks of frames made when they are sampled, beside a list that walks back through each lane's episodes."""
+"""Stacks of frames made when they are sampled, beside a list that walks back through each environment's episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec, Step
 from redline.envs.batch import Rules
-from redline.replay.ring import Ring
+from redline.replay.ring import ReplayRing
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 GAMMA = 0.5
@@ -55,7 +55,7 @@ def rules_of(frames: int, masked: bool = False) -> Rules:
     return Rules(game, None, 0)
 
 
-class FilmRing(Ring):
+class FilmRing(ReplayRing):
     """Written with States of `test_ring`, of which it keeps films."""
 
     def write(self, state: Any, action: Tensor, step: Step) -> None:
@@ -65,18 +65,18 @@ class FilmRing(Ring):
 class FilmReplay(ListReplay):
     """The list, with stacks."""
 
-    def __init__(self, lanes: int, rows: int, n_step: int, finals: int, frames: int) -> None:
-        super().__init__(lanes, rows, n_step, GAMMA, finals)
+    def __init__(self, num_envs: int, rows: int, n_step: int, finals: int, frames: int) -> None:
+        super().__init__(num_envs, rows, n_step, GAMMA, finals)
         self.frames = frames
 
     def places(self) -> list[tuple[int, int]]:
         """Those of which all frames are in memory too; the oldest rows are only there to be seen."""
         first = max(0, len(self.played[0]) - self.rows + self.frames - 1)
-        return [(row, lane) for row, lane in super().places() if row >= first]
+        return [(row, env_index) for row, env_index in super().places() if row >= first]
 
-    def stack(self, row: int, lane: int) -> list[int]:
+    def stack(self, row: int, env_index: int) -> list[int]:
         """Stamps up to this row, oldest first; before the episode's first there is only that one."""
-        history = self.played[lane]
+        history = self.played[env_index]
         found = [history[row].stamp]
         while len(found) < self.frames:
             if row > 0 and history[row - 1].ended == RUNNING:
@@ -84,13 +84,15 @@ class FilmReplay(ListReplay):
             found.insert(0, history[row].stamp)
         return found
 
-    def window(self, row: int, lane: int) -> dict[str, Any]:
-        history, last = self.played[lane], row
+    def window(self, row: int, env_index: int) -> dict[str, Any]:
+        history, last = self.played[env_index], row
         while last < row + self.n_step - 1 and history[last].ended == RUNNING:
             last += 1
-        after = [*self.stack(last, lane), history[last].final][1:]  # what the player saw after the window's last action
-        expected = super().window(row, lane)
-        return expected | {"obs": shown(self.stack(row, lane)), "next_obs": shown(after)}
+        after = [*self.stack(last, env_index), history[last].final][
+            1:
+        ]  # what the player saw after the window's last action
+        expected = super().window(row, env_index)
+        return expected | {"obs": shown(self.stack(row, env_index)), "next_obs": shown(after)}
 
 
 def shown(stamps: list[int]) -> list[int]:
@@ -99,37 +101,37 @@ def shown(stamps: list[int]) -> list[int]:
 
 
 def make(
-    lanes: int, rows: int, n_step: int, frames: int, finals: int = 3, alpha: float | None = None
+    num_envs: int, rows: int, n_step: int, frames: int, finals: int = 3, alpha: float | None = None
 ) -> tuple[FilmRing, FilmReplay]:
-    example = film(states([0] * lanes).stamp)
-    ring = FilmRing(rules_of(frames), example, rows * lanes, n_step, GAMMA, finals, alpha)
-    return ring, FilmReplay(lanes, rows, n_step, finals, frames)
+    example = film(states([0] * num_envs).stamp)
+    ring = FilmRing(rules_of(frames), example, rows * num_envs, n_step, GAMMA, finals, alpha)
+    return ring, FilmReplay(num_envs, rows, n_step, finals, frames)
 
 
 class History(NamedTuple):
-    lanes: int
+    num_envs: int
     rows: int
     n_step: int
     frames: int
     finals: int
-    endings: list[list[int]]  # of each row, by lane
+    endings: list[list[int]]  # of each row, by environment
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
     """Episodes from one step to several stacks long; fewer rows than fit, or several times as many."""
-    lanes, n_step, frames = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
+    num_envs, n_step, frames = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
     rows = draw(st.integers(n_step + frames + 1, n_step + frames + 8))
     ending = st.sampled_from([RUNNING] * draw(st.integers(1, 8)) + [TERMINATED, TRUNCATED, TRUNCATED])
     length = draw(st.integers(n_step + 1, 3 * rows))
-    endings = draw(st.lists(st.lists(ending, min_size=lanes, max_size=lanes), min_size=length, max_size=length))
-    return History(lanes, rows, n_step, frames, draw(st.integers(1, 4)), endings)
+    endings = draw(st.lists(st.lists(ending, min_size=num_envs, max_size=num_envs), min_size=length, max_size=length))
+    return History(num_envs, rows, n_step, frames, draw(st.integers(1, 4)), endings)
 
 
 @settings(max_examples=150)
 @given(histories())
 def test_every_stack_equals_a_list_replay(history: History) -> None:
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.frames, history.finals)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals)
     play(ring, naive, history.endings)
     places = naive.places()
     assert_same(batch_of(ring, places), places, naive)
@@ -138,10 +140,10 @@ def test_every_stack_equals_a_list_replay(history: History) -> None:
 @settings(max_examples=80)
 @given(histories(), st.integers(0, 10**6))
 def test_samples_are_windows_that_can_be_drawn(history: History, seed: int) -> None:
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.frames, history.finals)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals)
     play(ring, naive, history.endings)
-    row, lane = ring.draw(random.seed_key(seed), 64)
-    places = list(zip(row.tolist(), lane.tolist(), strict=True))
+    row, env_index = ring.draw(random.seed_key(seed), 64)
+    places = list(zip(row.tolist(), env_index.tolist(), strict=True))
     assert set(places) <= set(naive.places())
     assert_same(ring.sample(random.seed_key(seed), 64), places, naive)
 
@@ -150,14 +152,14 @@ def test_samples_are_windows_that_can_be_drawn(history: History, seed: int) -> N
 @given(histories())
 def test_by_priority_the_same_can_be_drawn(history: History) -> None:
     """Leaves of more than 0 units are the places of the list; equal priorities and as many draws give each once."""
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.frames, history.finals, alpha=0.5)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals, alpha=0.5)
     play(ring, naive, history.endings)
     assert ring.priorities is not None
-    slots = [row % ring.rows * ring.lanes + lane for row, lane in naive.places()]
+    slots = [row % ring.rows * ring.num_envs + env_index for row, env_index in naive.places()]
     assert ring.priorities.levels[0].nonzero().flatten().tolist() == sorted(slots)
     found = ring.sample(random.seed_key(1), len(slots), beta=0.0)
     assert found.place is not None
-    places = [divmod(place, ring.lanes) for place in found.place.tolist()]
+    places = [divmod(place, ring.num_envs) for place in found.place.tolist()]
     assert sorted(places) == naive.places()
     assert_same(found, places, naive)
 
@@ -166,8 +168,8 @@ def test_by_priority_the_same_can_be_drawn(history: History) -> None:
 @pytest.mark.parametrize("n_step", [1, 2, 3])
 def test_every_kind_of_stack_was_met(n_step: int, frames: int) -> None:
     """A long fixed history in which stacks, before and after, are known to be whole and to begin with an episode."""
-    ring, naive = make(lanes=2, rows=25, n_step=n_step, frames=frames, finals=6)
-    # The first lane is cut, dies two steps later, and goes on; the second is cut after 1, 2, 3, 5 steps, and again.
+    ring, naive = make(num_envs=2, rows=25, n_step=n_step, frames=frames, finals=6)
+    # The first environment is cut, dies two steps later, and goes on; the second is cut after 1, 2, 3, 5 steps, and again.
     play(ring, naive, [[2 * (row % 9 == 5) + (row % 9 == 7), 2 * (row % 11 in (0, 2, 5, 10))] for row in range(70)])
     places = naive.places()
     assert min(row for row, _ in places) == 70 - 25 + frames - 1
@@ -181,8 +183,8 @@ def test_every_kind_of_stack_was_met(n_step: int, frames: int) -> None:
 
 
 def test_stacks_worked_out_by_hand() -> None:
-    """One lane, three frames, one step: an episode that is cut, one of a single step, one that dies, one that goes on."""
-    ring, naive = make(lanes=1, rows=20, n_step=1, frames=3)
+    """One environment, three frames, one step: an episode that is cut, one of a single step, one that dies, one that goes on."""
+    ring, naive = make(num_envs=1, rows=20, n_step=1, frames=3)
     play(ring, naive, [[ended] for ended in (0, 2, 2, 0, 1, 0, 0, 0)])
     stamps, finals = ([getattr(t, name) for t in naive.played[0]] for name in ("stamp", "final"))
     assert stamps == [1, 3, 6, 9, 11, 14, 16, 18]  # a reward takes a number too, and so does a reset
@@ -214,7 +216,7 @@ def test_stacks_worked_out_by_hand() -> None:
 
 def test_a_window_cut_halfway_has_the_frames_before_the_cut() -> None:
     """Three steps a window, four frames; the cut is the window's second step, and the next episode is no part of it."""
-    ring, naive = make(lanes=1, rows=20, n_step=3, frames=4)
+    ring, naive = make(num_envs=1, rows=20, n_step=3, frames=4)
     play(ring, naive, [[2 * (row == 5)] for row in range(9)])
     stamps = [t.stamp for t in naive.played[0]]
     found = batch_of(ring, [(3, 0), (4, 0), (5, 0)])
@@ -244,7 +246,7 @@ def test_what_can_be_drawn_as_the_ring_fills_and_comes_round(n_step: int, frames
 def test_the_smallest_ring_works_and_a_smaller_one_is_an_error(n_step: int, frames: int, alpha: float | None) -> None:
     least = n_step + frames + 1
     with pytest.raises(UserError, match=rf"replay_capacity is {2 * least - 1}; .* need at least {2 * least} "):
-        Ring(rules_of(frames), film(states([0, 0]).stamp), 2 * least - 1, n_step, GAMMA)
+        ReplayRing(rules_of(frames), film(states([0, 0]).stamp), 2 * least - 1, n_step, GAMMA)
     ring, naive = make(2, least, n_step, frames, alpha=alpha)
     play(ring, naive, [[2 * (row % 5 == 3), row % 4 == 1] for row in range(29)])
     places = naive.places()
@@ -255,7 +257,7 @@ def test_the_smallest_ring_works_and_a_smaller_one_is_an_error(n_step: int, fram
 
 
 def test_one_frame_is_a_stack_of_one() -> None:
-    ring, naive = make(lanes=2, rows=9, n_step=2, frames=1)
+    ring, naive = make(num_envs=2, rows=9, n_step=2, frames=1)
     play(ring, naive, [[(0, 0, 2)[row % 3], (0, 1, 0, 0)[row % 4]] for row in range(31)])
     places = naive.places()
     assert len(places) == 2 * 7
@@ -263,10 +265,10 @@ def test_one_frame_is_a_stack_of_one() -> None:
 
 
 def test_a_lane_that_ends_changes_no_other_lane() -> None:
-    """The same lane beside one that goes on for ever and beside one that ends at every step."""
+    """The same environment beside one that goes on for ever and beside one that ends at every step."""
     found = []
     for other in (RUNNING, TERMINATED, TRUNCATED):
-        ring, _ = make(lanes=2, rows=12, n_step=2, frames=4)
+        ring, _ = make(num_envs=2, rows=12, n_step=2, frames=4)
         for row in range(30):
             ended = [2 * (row % 7 == 4), other]
             stamp = torch.tensor([1 + row, 1000 + row], dtype=torch.int32)
@@ -286,7 +288,7 @@ def test_a_lane_that_ends_changes_no_other_lane() -> None:
 
 
 def test_masks_are_made_from_the_stack_to_bootstrap_from() -> None:
-    ring, naive = make(lanes=2, rows=14, n_step=2, frames=3, finals=14)
+    ring, naive = make(num_envs=2, rows=14, n_step=2, frames=3, finals=14)
     masked = FilmRing(rules_of(3, masked=True), film(states([0, 0]).stamp), 28, 2, GAMMA, 14)
     endings = [[(0, 0, 0, 2)[row % 4], (0, 0, 1)[row % 3]] for row in range(33)]
     play(ring, naive, endings)
@@ -304,7 +306,7 @@ def test_masks_are_made_from_the_stack_to_bootstrap_from() -> None:
 
 def test_frames_are_stored_once() -> None:
     """A stack costs no memory: the tables of one frame and of four are the same."""
-    one, four = (make(lanes=2, rows=20, n_step=1, frames=frames)[0] for frames in (1, 4))
+    one, four = (make(num_envs=2, rows=20, n_step=1, frames=frames)[0] for frames in (1, 4))
     assert four.states["frame"].shape == (40, 2)
     assert four.bytes_per_transition == one.bytes_per_transition
 

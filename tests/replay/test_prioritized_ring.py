@@ -15,13 +15,13 @@ from torch import Tensor
 from redline.core import random
 from redline.core.records import Batch, Step, leaves
 from redline.replay.priority import UNIT, Priorities
-from redline.replay.ring import Ring
+from redline.replay.ring import ReplayRing
 
 GAMMA = 0.5
 NOTED = 2**31 - 128  # the most units an error is worth
 
 
-class Watched(Ring):
+class Watched(ReplayRing):
     """A ring that has something done before each row is written."""
 
     at_write: Callable[[], None] = staticmethod(lambda: None)
@@ -32,27 +32,27 @@ class Watched(Ring):
 
 
 def make(
-    lanes: int, rows: int, n_step: int, alpha: float | None = 1.0, finals: int | None = None
+    num_envs: int, rows: int, n_step: int, alpha: float | None = 1.0, finals: int | None = None
 ) -> tuple[Watched, ListReplay]:
-    ring = Watched(RULES, states([0] * lanes), rows * lanes, n_step, GAMMA, finals, alpha)
+    ring = Watched(RULES, states([0] * num_envs), rows * num_envs, n_step, GAMMA, finals, alpha)
     kept = max(1, rows // 16) if finals is None else finals
-    return ring, ListReplay(lanes, rows, n_step, GAMMA, kept)
+    return ring, ListReplay(num_envs, rows, n_step, GAMMA, kept)
 
 
-def tree(ring: Ring) -> Priorities:
+def tree(ring: ReplayRing) -> Priorities:
     assert ring.priorities is not None
     return ring.priorities
 
 
-def drawable(ring: Ring) -> dict[tuple[int, int], int]:
-    """Units of what can be drawn, by the row and lane that lie there now, as the order of writing says."""
+def drawable(ring: ReplayRing) -> dict[tuple[int, int], int]:
+    """Units of what can be drawn, by the row and environment that lie there now, as the order of writing says."""
     written, found = int(ring.written.item()), {}
     leaf = tree(ring).levels[0].tolist()
-    assert not any(leaf[ring.rows * ring.lanes :])
+    assert not any(leaf[ring.rows * ring.num_envs :])
     for row in range(max(0, written - ring.rows), written):
-        for lane in range(ring.lanes):
-            if units := leaf[row % ring.rows * ring.lanes + lane]:
-                found[row, lane] = units
+        for env_index in range(ring.num_envs):
+            if units := leaf[row % ring.rows * ring.num_envs + env_index]:
+                found[row, env_index] = units
     assert len(found) == sum(units > 0 for units in leaf), "what was never written can be drawn"
     return found
 
@@ -62,10 +62,10 @@ def placed(found: Batch) -> Tensor:
     return found.place
 
 
-def where(ring: Ring, place: Tensor | None) -> list[tuple[int, int]]:
-    """Rows and lanes of the places of a sample."""
+def where(ring: ReplayRing, place: Tensor | None) -> list[tuple[int, int]]:
+    """Rows and environments of the places of a sample."""
     assert place is not None
-    return [divmod(number, ring.lanes) for number in place.tolist()]
+    return [divmod(number, ring.num_envs) for number in place.tolist()]
 
 
 def error_of(place: Tensor, salt: int) -> Tensor:
@@ -92,42 +92,42 @@ class RankedList:
         now = self.naive.places()
         self.units = {place: self.units.get(place, self.highest) for place in now}
 
-    def learned(self, places: list[tuple[int, int]], salt: int) -> None:
-        lanes = len(self.naive.played)
-        for row, lane in places:
-            if (row, lane) in self.units:
-                self.units[row, lane] = units_of(row * lanes + lane, salt, self.alpha)
-                self.highest = max(self.highest, self.units[row, lane])
+    def update_priorities(self, places: list[tuple[int, int]], salt: int) -> None:
+        num_envs = len(self.naive.played)
+        for row, env_index in places:
+            if (row, env_index) in self.units:
+                self.units[row, env_index] = units_of(row * num_envs + env_index, salt, self.alpha)
+                self.highest = max(self.highest, self.units[row, env_index])
 
 
 class History(NamedTuple):
-    lanes: int
+    num_envs: int
     rows: int
     n_step: int
     finals: int | None
     alpha: float
-    endings: list[list[int]]  # of each row, by lane
+    endings: list[list[int]]  # of each row, by environment
     delays: list[int | None]  # before each row: learn from a sample, so many rows late
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    lanes, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    num_envs, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     rows = draw(st.integers(n_step + 2, n_step + 8))
     ending = st.sampled_from([0] * 4 + [1, 2, 2])
     length = draw(st.integers(1, 3 * rows))
-    endings = draw(st.lists(st.lists(ending, min_size=lanes, max_size=lanes), min_size=length, max_size=length))
+    endings = draw(st.lists(st.lists(ending, min_size=num_envs, max_size=num_envs), min_size=length, max_size=length))
     late = st.sampled_from([None, 0, 0, 1, 2, n_step, rows - n_step, rows, rows + 1])
     delays = draw(st.lists(late, min_size=length, max_size=length))
     finals = draw(st.sampled_from([None, 1, 3]))
-    return History(lanes, rows, n_step, finals, draw(st.sampled_from([0.0, 0.5, 1.0])), endings, delays)
+    return History(num_envs, rows, n_step, finals, draw(st.sampled_from([0.0, 0.5, 1.0])), endings, delays)
 
 
 @settings(max_examples=60)
 @given(histories())
 def test_priorities_are_those_of_a_list(history: History) -> None:
     """Rows are written, samples drawn and learned at once or rows later; before each row every leaf is looked at."""
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.alpha, history.finals)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.alpha, history.finals)
     model, row = RankedList(naive, history.alpha), 0
     waiting: list[tuple[int, int, Tensor]] = []  # until which row, from which, what
 
@@ -146,8 +146,8 @@ def test_priorities_are_those_of_a_list(history: History) -> None:
             waiting.append((row + delay, row, placed(ring.sample(random.seed_key(row), 6))))
         for entry in [entry for entry in waiting if entry[0] == row]:
             _, salt, place = entry
-            ring.learned(place, error_of(place, salt))
-            model.learned(where(ring, place), salt)
+            ring.update_priorities(place, error_of(place, salt))
+            model.update_priorities(where(ring, place), salt)
             check()
         row += 1
 
@@ -160,14 +160,14 @@ def test_priorities_are_those_of_a_list(history: History) -> None:
 @given(histories())
 def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
     """After priorities have become unequal. With beta 0 weights are those of a ring without priorities."""
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.alpha, history.finals)
-    endings = history.endings + [[0] * history.lanes] * (history.n_step + 1)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.alpha, history.finals)
+    endings = history.endings + [[0] * history.num_envs] * (history.n_step + 1)
     play(ring, naive, endings)
-    every = torch.tensor([row * ring.lanes + lane for row, lane in naive.places()])
-    ring.learned(every, error_of(every, 1))
+    every = torch.tensor([row * ring.num_envs + env_index for row, env_index in naive.places()])
+    ring.update_priorities(every, error_of(every, 1))
     ranked = drawable(ring)
-    row, lane, units = ring.draw_by_priority(random.seed_key(2), 40)
-    places = list(zip(row.tolist(), lane.tolist(), strict=True))
+    row, env_index, units = ring.draw_by_priority(random.seed_key(2), 40)
+    places = list(zip(row.tolist(), env_index.tolist(), strict=True))
     assert set(places) <= set(naive.places())
     assert units.tolist() == [ranked[place] for place in places]
     found = ring.sample(random.seed_key(2), 40, beta=0.0)
@@ -177,7 +177,7 @@ def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
 
 def test_every_kind_of_window_is_sampled() -> None:
     """On a long fixed history with every place in the sample: equal priorities, as many draws as places."""
-    ring, naive = make(lanes=2, rows=20, n_step=3, finals=1)
+    ring, naive = make(num_envs=2, rows=20, n_step=3, finals=1)
     play(ring, naive, [[(0, 0, 0, 1, 0, 2)[row % 6], (0, 2, 0, 0, 0, 0, 0)[row % 7]] for row in range(55)])
     places = naive.places()
     found = ring.sample(random.seed_key(0), len(places), beta=0.0)
@@ -189,16 +189,16 @@ def test_every_kind_of_window_is_sampled() -> None:
 def test_samples_come_in_proportion_to_what_was_learned() -> None:
     """Errors of 1 and 3 in turn, alpha 1: three quarters of the draws are of the second kind; with alpha 0 a half."""
     for alpha, expected in ((1.0, 0.75), (0.0, 0.5)):
-        ring, naive = make(lanes=4, rows=20, n_step=2, alpha=alpha)
+        ring, naive = make(num_envs=4, rows=20, n_step=2, alpha=alpha)
         play(ring, naive, [[0] * 4] * 50)
-        every = torch.tensor([row * 4 + lane for row, lane in naive.places()])
-        ring.learned(every, torch.where(every % 2 == 1, 3.0, -1.0))
+        every = torch.tensor([row * 4 + env_index for row, env_index in naive.places()])
+        ring.update_priorities(every, torch.where(every % 2 == 1, 3.0, -1.0))
         place = torch.cat([placed(ring.sample(random.seed_key(seed), 500)) for seed in range(4)])
         assert (place % 2 == 1).double().mean().item() == pytest.approx(expected, abs=0.01)
 
 
 def test_a_ring_without_priorities_has_no_places() -> None:
-    ring, naive = make(lanes=2, rows=8, n_step=1, alpha=None)
+    ring, naive = make(num_envs=2, rows=8, n_step=1, alpha=None)
     play(ring, naive, [[0, 0]] * 8)
     assert ring.priorities is None
     assert ring.sample(random.seed_key(0), 16).place is None
@@ -206,7 +206,7 @@ def test_a_ring_without_priorities_has_no_places() -> None:
 
 
 def test_shapes_and_types_of_a_sample() -> None:
-    ring, naive = make(lanes=2, rows=6, n_step=1)
+    ring, naive = make(num_envs=2, rows=6, n_step=1)
     play(ring, naive, [[0, 0]] * 6)
     for beta in (1.0, torch.tensor(0.5)):
         found = ring.sample(random.seed_key(0), 5, beta)
@@ -219,15 +219,15 @@ def test_shapes_and_types_of_a_sample() -> None:
 
 
 def test_new_rows_get_the_highest_there_was_when_they_could_first_be_drawn() -> None:
-    ring, naive = make(lanes=2, rows=10, n_step=2)
+    ring, naive = make(num_envs=2, rows=10, n_step=2)
     row = 0
 
     def before() -> None:
         nonlocal row
         if row == 5:  # rows 0, 1 and 2 can be drawn
-            ring.learned(torch.tensor([2 * 1 + 0, 2 * 2 + 1]), torch.tensor([4.0, -0.5]))
+            ring.update_priorities(torch.tensor([2 * 1 + 0, 2 * 2 + 1]), torch.tensor([4.0, -0.5]))
         if row == 7:  # an error beyond all bounds is the most for its own place, and nothing for others
-            ring.learned(torch.tensor([2 * 3 + 1]), torch.tensor([float("inf")]))
+            ring.update_priorities(torch.tensor([2 * 3 + 1]), torch.tensor([float("inf")]))
         row += 1
 
     ring.at_write = before
@@ -243,7 +243,7 @@ def test_new_rows_get_the_highest_there_was_when_they_could_first_be_drawn() -> 
     }
     assert found[3, 0] == 4 * UNIT, "it could be drawn after the error was seen"
     assert found[3, 1] == NOTED
-    assert [found[row, lane] for row in (4, 5, 6) for lane in (0, 1)] == [4 * UNIT] * 6
+    assert [found[row, env_index] for row in (4, 5, 6) for env_index in (0, 1)] == [4 * UNIT] * 6
     assert max(found) == (6, 1)
 
 
@@ -253,10 +253,10 @@ def test_new_rows_get_the_highest_there_was_when_they_could_first_be_drawn() -> 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_weights_by_hand(beta: float, as_tensor: bool) -> None:
-    ring, naive = make(lanes=3, rows=12, n_step=2)
+    ring, naive = make(num_envs=3, rows=12, n_step=2)
     play(ring, naive, [[0, 0, 0]] * 30)
-    every = torch.tensor([row * 3 + lane for row, lane in naive.places()])
-    ring.learned(every, error_of(every, 5))
+    every = torch.tensor([row * 3 + env_index for row, env_index in naive.places()])
+    ring.update_priorities(every, error_of(every, 5))
     units = drawable(ring)
     found = ring.sample(random.seed_key(7), 16, torch.tensor(beta) if as_tensor else beta)
     drawn = [units[place] for place in where(ring, found.place)]
@@ -267,7 +267,7 @@ def test_weights_by_hand(beta: float, as_tensor: bool) -> None:
 
 def with_losses() -> tuple[Watched, ListReplay]:
     """One place for the final State of a cut episode, many cuts: most of them are lost."""
-    ring, naive = make(lanes=2, rows=16, n_step=1, finals=1)
+    ring, naive = make(num_envs=2, rows=16, n_step=1, finals=1)
     play(ring, naive, [[2 * (row % 2), 0] for row in range(40)])
     return ring, naive
 
@@ -280,7 +280,7 @@ def test_lost_samples_weigh_nothing_and_do_not_set_the_scale(beta: float) -> Non
     lost = [naive.window(*place)["weight"] == 0.0 for place in places]
     assert 4 <= sum(lost) <= 8
     errors = [0.01 if gone else 1.0 + row % 3 for gone, (row, _) in zip(lost, places, strict=True)]
-    ring.learned(torch.tensor([row * 2 + lane for row, lane in places]), torch.tensor(errors))
+    ring.update_priorities(torch.tensor([row * 2 + env_index for row, env_index in places]), torch.tensor(errors))
     # Draws enough that even the rare are drawn.
     found = ring.sample(random.seed_key(3), 20_000, beta)
     gone = dict(zip(places, lost, strict=True))
@@ -300,7 +300,7 @@ def test_a_sample_of_lost_ones_only_weighs_nothing(beta: float) -> None:
     ring, naive = with_losses()
     lost = {place for place in naive.places() if naive.window(*place)["weight"] == 0.0}
     tree(ring).set_span(torch.tensor(0), 32, torch.tensor(0, dtype=torch.int32))
-    slots = torch.tensor([row % 16 * 2 + lane for row, lane in lost])
+    slots = torch.tensor([row % 16 * 2 + env_index for row, env_index in lost])
     tree(ring).set(slots, torch.full((len(lost),), 1, dtype=torch.int32))
     found = ring.sample(random.seed_key(3), len(lost), beta)
     assert set(where(ring, found.place)) == lost
@@ -309,11 +309,11 @@ def test_a_sample_of_lost_ones_only_weighs_nothing(beta: float) -> None:
 
 def test_weights_undo_the_priorities_in_the_mean() -> None:
     """With beta 1 the weighted mean over many draws is the plain mean over all places."""
-    ring, naive = make(lanes=2, rows=20, n_step=1)
+    ring, naive = make(num_envs=2, rows=20, n_step=1)
     play(ring, naive, [[0, 0]] * 45)
     places = naive.places()
-    every = torch.tensor([row * 2 + lane for row, lane in places])
-    ring.learned(every, torch.where(every % 5 == 0, 8.0, 1.0))
+    every = torch.tensor([row * 2 + env_index for row, env_index in places])
+    ring.update_priorities(every, torch.where(every % 5 == 0, 8.0, 1.0))
     rewards = torch.tensor([naive.window(*place)["reward"] for place in places])
     rewards = torch.where(every % 5 == 0, 1000.0, rewards)
     value = dict(zip(places, rewards.tolist(), strict=True))
@@ -329,13 +329,13 @@ def test_weights_undo_the_priorities_in_the_mean() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 1.0])
 def test_learning_changes_the_sampled_places_only(alpha: float) -> None:
-    ring, naive = make(lanes=3, rows=9, n_step=1, alpha=alpha)
+    ring, naive = make(num_envs=3, rows=9, n_step=1, alpha=alpha)
     play(ring, naive, [[0, 0, 0]] * 25)
     before = drawable(ring)
     place = ring.sample(random.seed_key(1), 8).place
     assert place is not None
     errors = error_of(place, 3)
-    ring.learned(place, errors)
+    ring.update_priorities(place, errors)
     expected = before | {
         at: abs(error) ** alpha * UNIT for at, error in zip(where(ring, place), errors.tolist(), strict=True)
     }
@@ -353,22 +353,22 @@ def test_learning_changes_the_sampled_places_only(alpha: float) -> None:
     [(0.0, 1), (1e-12, 1), (float("nan"), 1), (float("inf"), NOTED), (-1e30, NOTED), (-0.5, UNIT / 2)],
 )
 def test_any_error_leaves_its_place_drawable(error: float, units: int) -> None:
-    ring, naive = make(lanes=1, rows=6, n_step=1)
+    ring, naive = make(num_envs=1, rows=6, n_step=1)
     play(ring, naive, [[0]] * 10)
-    ring.learned(torch.tensor([6]), torch.tensor([error]))
+    ring.update_priorities(torch.tensor([6]), torch.tensor([error]))
     assert drawable(ring) == {(4, 0): UNIT, (5, 0): UNIT, (6, 0): units, (7, 0): UNIT, (8, 0): UNIT}
 
 
 @pytest.mark.parametrize("more", range(1, 25))
 def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
     """All places sampled, then rows written: those that are still there get their error, the others' successors do not."""
-    ring, naive = make(lanes=2, rows=10, n_step=2)
+    ring, naive = make(num_envs=2, rows=10, n_step=2)
     row, place = 0, torch.zeros(0, dtype=torch.int64)
 
     def before() -> None:
         nonlocal row, place
         if row == 23:
-            place = torch.tensor([r * 2 + lane for r, lane in naive.places()])
+            place = torch.tensor([r * 2 + env_index for r, env_index in naive.places()])
             assert sorted(where(ring, ring.sample(random.seed_key(0), 16).place)) == naive.places()
         row += 1
 
@@ -376,7 +376,7 @@ def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
     play(ring, naive, [[0, 0]] * (23 + more))
     old = set(where(ring, place))
     assert len(old) == 16
-    ring.learned(place, torch.full((16,), 5.0))
+    ring.update_priorities(place, torch.full((16,), 5.0))
     still = old & set(naive.places())
     assert drawable(ring) == {at: 5 * UNIT if at in still else UNIT for at in naive.places()}
     assert tree(ring).highest.item() == (5 * UNIT if still else UNIT), "an error of what is gone counted"
@@ -385,23 +385,23 @@ def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
 
 def test_a_leaf_of_nothing_is_never_revived() -> None:
     """The row being written next, rows whose window is not whole yet, and rows never written stay as they are."""
-    ring, naive = make(lanes=1, rows=10, n_step=3)
+    ring, naive = make(num_envs=1, rows=10, n_step=3)
     play(ring, naive, [[0]] * 6)
-    ring.learned(torch.arange(10), torch.full((10,), 2.0))
+    ring.update_priorities(torch.arange(10), torch.full((10,), 2.0))
     assert drawable(ring) == {(row, 0): 2 * UNIT for row in range(3)}
     assert tree(ring).highest.item() == 2 * UNIT
-    empty, _ = make(lanes=1, rows=10, n_step=3)
-    empty.learned(torch.arange(10), torch.full((10,), 2.0))
+    empty, _ = make(num_envs=1, rows=10, n_step=3)
+    empty.update_priorities(torch.arange(10), torch.full((10,), 2.0))
     assert drawable(empty) == {}
     assert tree(empty).total.item() == 0
     assert tree(empty).highest.item() == UNIT
 
 
 def test_a_place_drawn_twice_is_ranked_once() -> None:
-    ring, naive = make(lanes=2, rows=6, n_step=1)
+    ring, naive = make(num_envs=2, rows=6, n_step=1)
     play(ring, naive, [[0, 0]] * 9)
     place = torch.tensor([11, 8, 11, 11, 8])
-    ring.learned(place, error_of(place, 0))
+    ring.update_priorities(place, error_of(place, 0))
     expected = dict.fromkeys(naive.places(), UNIT)
     expected |= {(4, 0): units_of(8, 0, 1.0), (5, 1): units_of(11, 0, 1.0)}
     assert drawable(ring) == expected
@@ -415,31 +415,31 @@ def test_a_place_drawn_twice_is_ranked_once() -> None:
 @pytest.mark.parametrize("written", [0, 1, 3])
 def test_a_sample_of_nothing_is_harmless(rows: int, written: int) -> None:
     """Too few rows for a window of three steps: a sample weighs nothing, and learning from it ranks nothing."""
-    ring, naive = make(lanes=2, rows=rows, n_step=3)
+    ring, naive = make(num_envs=2, rows=rows, n_step=3)
     play(ring, naive, [[0, 0]] * written)
     found = ring.sample(random.seed_key(0), 32)
     assert found.weight.tolist() == [0.0] * 32
     assert all(torch.isfinite(x.to(torch.float32)).all() for x in leaves(found).values())
     assert found.place is not None
-    ring.learned(found.place, torch.full((32,), 9.0))
+    ring.update_priorities(found.place, torch.full((32,), 9.0))
     assert drawable(ring) == {}
     assert tree(ring).highest.item() == UNIT
 
 
 def test_a_sample_of_nothing_weighs_nothing_whatever_beta() -> None:
-    ring, _ = make(lanes=2, rows=6, n_step=3)
+    ring, _ = make(num_envs=2, rows=6, n_step=3)
     assert ring.sample(random.seed_key(0), 8, beta=0.0).weight.tolist() == [0.0] * 8
 
 
 @settings(max_examples=40)
 @given(histories())
 def test_a_cleared_ring_is_as_good_as_new(history: History) -> None:
-    ring, naive = make(history.lanes, history.rows, history.n_step, history.alpha, history.finals)
+    ring, naive = make(history.num_envs, history.rows, history.n_step, history.alpha, history.finals)
     play(ring, naive, history.endings)
     ring.clear()
     assert drawable(ring) == {}
     assert tree(ring).total.item() == 0
-    naive = ListReplay(history.lanes, history.rows, history.n_step, GAMMA, naive.finals)
+    naive = ListReplay(history.num_envs, history.rows, history.n_step, GAMMA, naive.finals)
     play(ring, naive, history.endings[::-1])
     assert list(drawable(ring)) == naive.places()
     if naive.places():
@@ -447,7 +447,7 @@ def test_a_cleared_ring_is_as_good_as_new(history: History) -> None:
         assert_same(found, where(ring, found.place), naive)
 
 
-def copied(source: Ring, target: Ring) -> None:
+def copied(source: ReplayRing, target: ReplayRing) -> None:
     assert source.tensors().keys() == target.tensors().keys()
     for name, tensor in target.tensors().items():
         tensor.copy_(source.tensors()[name])
@@ -468,7 +468,7 @@ def test_tensors_carry_the_whole_memory(alpha: float | None, written: int, n_ste
     endings = [[(0, 0, 2)[row % 3], (0, 1, 0, 2)[row % 4]] for row in range(45)]
 
     def fresh() -> Watched:
-        ring, _ = make(lanes=2, rows=11, n_step=n_step, finals=2, alpha=alpha)
+        ring, _ = make(num_envs=2, rows=11, n_step=n_step, finals=2, alpha=alpha)
         return ring
 
     def live(ring: Watched, some: list[list[int]]) -> list[Batch]:
@@ -479,7 +479,7 @@ def test_tensors_carry_the_whole_memory(alpha: float | None, written: int, n_ste
             if ring.written > n_step:
                 seen.append(ring.sample(random.fold(random.seed_key(9), ring.written), 8, 0.5))
                 if seen[-1].place is not None:
-                    ring.learned(seen[-1].place, error_of(seen[-1].place, len(seen)))
+                    ring.update_priorities(seen[-1].place, error_of(seen[-1].place, len(seen)))
 
         ring.at_write = before
         play(ring, ListReplay(2, 11, n_step, GAMMA, 2), some)
@@ -504,7 +504,7 @@ def test_tensors_carry_the_whole_memory(alpha: float | None, written: int, n_ste
 
 
 def test_no_tensor_is_left_out_of_a_checkpoint() -> None:
-    ring, _ = make(lanes=2, rows=20, n_step=1)
+    ring, _ = make(num_envs=2, rows=20, n_step=1)
     named = {id(x) for x in ring.tensors().values()}
     held = [*vars(ring).values(), *vars(tree(ring)).values(), *tree(ring).levels]
     assert all(id(x) in named for x in held if isinstance(x, Tensor))

@@ -47,11 +47,11 @@ def assert_sums(priorities: Priorities, units: Sequence[int]) -> None:
 
 def targets_of(total: int, key: Tensor, count: int) -> list[int]:
     """Where each draw falls in the total: one anywhere in each of `count` parts that are equal to within a unit."""
-    share, left = divmod(total, count)
+    progress, left = divmod(total, count)
     found = []
     for number in range(count):
-        start = share * number + min(number, left)
-        extent = share + (number < left)
+        start = progress * number + min(number, left)
+        extent = progress + (number < left)
         upper, lower = (int(random.bits(key, 2 * number + half)) for half in (0, 1))
         found.append(start + (upper << 31 | lower >> 1) % extent)
     return found
@@ -195,9 +195,9 @@ def test_single_draws_come_in_proportion() -> None:
     priorities, draws = filled(units), 3000
     found = torch.cat([priorities.draw(random.seed_key(seed), 1)[0] for seed in range(draws)])
     counts = torch.bincount(found, minlength=len(units))
-    share = torch.tensor(units, dtype=torch.float64) / sum(units)
-    common = share * draws >= 5
-    away, _ = chi_square(counts[common], (share * draws)[common])
+    progress = torch.tensor(units, dtype=torch.float64) / sum(units)
+    common = progress * draws >= 5
+    away, _ = chi_square(counts[common], (progress * draws)[common])
     assert abs(away) < 5
     assert counts[torch.tensor(units) == 0].sum() == 0
     assert counts[5] <= 5  # seven units of some 200,000

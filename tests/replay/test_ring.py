@@ -1,4 +1,4 @@
-"""The ring with identifiable numbers: every number in a sample says which lane, step and field it came from."""
+"""The ring with identifiable numbers: every number in a sample says which environment, step and field it came from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Episode, Spec, Step, leaves
 from redline.envs import batch, make_rules
-from redline.envs.batch import Rules, lane_keys
-from redline.replay.ring import Ring
+from redline.envs.batch import Rules, env_keys
+from redline.replay.ring import ReplayRing
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
@@ -72,20 +72,22 @@ class Transition(NamedTuple):
 
 
 class ListReplay:
-    """What the ring should remember: all that ever happened in a list for each lane, looked at with plain loops."""
+    """What the ring should remember: all that ever happened in a list for each environment, looked at with plain loops."""
 
-    def __init__(self, lanes: int, rows: int, n_step: int, gamma: float, finals: int) -> None:
+    def __init__(self, num_envs: int, rows: int, n_step: int, gamma: float, finals: int) -> None:
         self.rows, self.n_step, self.gamma, self.finals = rows, n_step, gamma, finals
-        self.played: list[list[Transition]] = [[] for _ in range(lanes)]
+        self.played: list[list[Transition]] = [[] for _ in range(num_envs)]
 
     def places(self) -> list[tuple[int, int]]:
-        """(row, lane) of each start whose whole window, and the State after it, is in memory."""
+        """(row, environment) of each start whose whole window, and the State after it, is in memory."""
         written = len(self.played[0])
         oldest = max(0, written - self.rows)
-        return [(row, lane) for row in range(oldest, written - self.n_step) for lane in range(len(self.played))]
+        return [
+            (row, env_index) for row in range(oldest, written - self.n_step) for env_index in range(len(self.played))
+        ]
 
-    def window(self, row: int, lane: int) -> dict[str, Any]:
-        history = self.played[lane]
+    def window(self, row: int, env_index: int) -> dict[str, Any]:
+        history = self.played[env_index]
         reward, discount, last = 0.0, 1.0, row
         for last in range(row, row + self.n_step):
             reward += discount * history[last].reward
@@ -105,45 +107,49 @@ class ListReplay:
         }
 
 
-def play(ring: Ring, naive: ListReplay, endings: list[list[int]]) -> None:
-    """Write a row for each of `endings` (one ending a lane) into both."""
-    lanes = len(naive.played)
+def play(ring: ReplayRing, naive: ListReplay, endings: list[list[int]]) -> None:
+    """Write a row for each of `endings` (one ending a environment) into both."""
+    num_envs = len(naive.played)
     fresh = iter(range(1, 1 << 14))
-    now = [next(fresh) for _ in range(lanes)]
+    now = [next(fresh) for _ in range(num_envs)]
     for row, ended in enumerate(endings):
-        action = [(row * lanes + lane) % 251 for lane in range(lanes)]
-        reward = [float(next(fresh)) for _ in range(lanes)]
-        final = [next(fresh) for _ in range(lanes)]
+        action = [(row * num_envs + env_index) % 251 for env_index in range(num_envs)]
+        reward = [float(next(fresh)) for _ in range(num_envs)]
+        final = [next(fresh) for _ in range(num_envs)]
         step = Step(
             reward=torch.tensor(reward),
             terminated=torch.tensor([e == TERMINATED for e in ended]),
             truncated=torch.tensor([e == TRUNCATED for e in ended]),
-            won=torch.zeros(lanes, dtype=torch.bool),
+            won=torch.zeros(num_envs, dtype=torch.bool),
             final_state=states(final),
-            episode=Episode(*(torch.zeros(lanes) for _ in range(3))),
+            episode=Episode(*(torch.zeros(num_envs) for _ in range(3))),
         )
         ring.write(states(now), torch.tensor(action), step)
-        for lane in range(lanes):
-            naive.played[lane].append(Transition(now[lane], action[lane], reward[lane], ended[lane], final[lane]))
-        now = [final[lane] if ended[lane] == RUNNING else next(fresh) for lane in range(lanes)]
+        for env_index in range(num_envs):
+            naive.played[env_index].append(
+                Transition(now[env_index], action[env_index], reward[env_index], ended[env_index], final[env_index])
+            )
+        now = [final[env_index] if ended[env_index] == RUNNING else next(fresh) for env_index in range(num_envs)]
 
 
-def make(lanes: int, rows: int, n_step: int, gamma: float = 0.5, finals: int | None = None) -> tuple[Ring, ListReplay]:
-    ring = Ring(RULES, states([0] * lanes), rows * lanes, n_step, gamma, finals)
+def make(
+    num_envs: int, rows: int, n_step: int, gamma: float = 0.5, finals: int | None = None
+) -> tuple[ReplayRing, ListReplay]:
+    ring = ReplayRing(RULES, states([0] * num_envs), rows * num_envs, n_step, gamma, finals)
     kept = max(1, rows // 16) if finals is None else finals
-    return ring, ListReplay(lanes, rows, n_step, gamma, kept)
+    return ring, ListReplay(num_envs, rows, n_step, gamma, kept)
 
 
-def batch_of(ring: Ring, places: list[tuple[int, int]]) -> Batch:
-    row, lane = torch.tensor(places).unbind(1)
-    return ring.batch(row, lane)
+def batch_of(ring: ReplayRing, places: list[tuple[int, int]]) -> Batch:
+    row, env_index = torch.tensor(places).unbind(1)
+    return ring.batch(row, env_index)
 
 
 def assert_same(found: Batch, places: list[tuple[int, int]], naive: ListReplay) -> dict[str, int]:
     """Sample by sample; returns how many samples there were of each kind, to know that something was tested."""
     kinds = {"terminated": 0, "lost": 0, "whole": 0}
-    for number, (row, lane) in enumerate(places):
-        expected, where = naive.window(row, lane), f"row {row}, lane {lane}"
+    for number, (row, env_index) in enumerate(places):
+        expected, where = naive.window(row, env_index), f"row {row}, environment {env_index}"
         assert found.obs[number].tolist() == expected["obs"], where
         assert found.action[number].item() == expected["action"], where
         assert found.reward[number].item() == expected["reward"], where
@@ -160,18 +166,20 @@ def assert_same(found: Batch, places: list[tuple[int, int]], naive: ListReplay) 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, int, int | None, list[list[int]]]:
     """Lanes, rows, n, finals kept, and the endings of each row written: fewer rows than fit, or several times as many."""
-    lanes, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    num_envs, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     rows = draw(st.integers(n_step + 2, n_step + 8))
     ending = st.sampled_from([RUNNING] * 4 + [TERMINATED, TRUNCATED, TRUNCATED])
-    endings = draw(st.lists(st.lists(ending, min_size=lanes, max_size=lanes), min_size=n_step + 1, max_size=3 * rows))
-    return lanes, rows, n_step, draw(st.sampled_from([None, 1, 2, 3])), endings
+    endings = draw(
+        st.lists(st.lists(ending, min_size=num_envs, max_size=num_envs), min_size=n_step + 1, max_size=3 * rows)
+    )
+    return num_envs, rows, n_step, draw(st.sampled_from([None, 1, 2, 3])), endings
 
 
 @settings(max_examples=150)
 @given(histories())
 def test_every_window_equals_a_list_replay(history: tuple[int, int, int, int | None, list[list[int]]]) -> None:
-    lanes, rows, n_step, finals, endings = history
-    ring, naive = make(lanes, rows, n_step, finals=finals)
+    num_envs, rows, n_step, finals, endings = history
+    ring, naive = make(num_envs, rows, n_step, finals=finals)
     play(ring, naive, endings)
     places = naive.places()
     assert_same(batch_of(ring, places), places, naive)
@@ -180,7 +188,7 @@ def test_every_window_equals_a_list_replay(history: tuple[int, int, int, int | N
 @pytest.mark.parametrize("n_step", [1, 2, 3, 4])
 def test_every_kind_of_window_was_met(n_step: int) -> None:
     """The same on a long fixed history, in which each kind of window is known to occur."""
-    ring, naive = make(lanes=2, rows=20, n_step=n_step, finals=1)
+    ring, naive = make(num_envs=2, rows=20, n_step=n_step, finals=1)
     endings = [[(0, 0, 0, 1, 0, 2)[row % 6], (0, 2, 0, 0, 0, 0, 0)[row % 7]] for row in range(55)]
     play(ring, naive, endings)
     places = naive.places()
@@ -190,8 +198,8 @@ def test_every_kind_of_window_was_met(n_step: int) -> None:
 
 
 def test_hand_computed_windows() -> None:
-    """One lane, three steps a window, gamma 1/2, rewards 2, 4, 6 …: each number worked out on paper."""
-    ring, naive = make(lanes=1, rows=10, n_step=3, finals=4)
+    """One environment, three steps a window, gamma 1/2, rewards 2, 4, 6 …: each number worked out on paper."""
+    ring, naive = make(num_envs=1, rows=10, n_step=3, finals=4)
     play(ring, naive, [[e] for e in (0, 0, 0, 1, 0, 2, 0, 0, 0)])
     rewards = [t[0].reward for t in zip(*naive.played, strict=True)]
     assert rewards == [2, 4, 6, 8, 11, 13, 16, 18, 20]  # a reset takes a stamp too
@@ -206,7 +214,7 @@ def test_hand_computed_windows() -> None:
 
 
 def test_gamma_is_applied_a_step_at_a_time() -> None:
-    ring, naive = make(lanes=1, rows=8, n_step=4, gamma=0.9)
+    ring, naive = make(num_envs=1, rows=8, n_step=4, gamma=0.9)
     play(ring, naive, [[0]] * 6)
     found = batch_of(ring, [(1, 0)])
     assert found.reward.item() == pytest.approx(4 + 0.9 * 6 + 0.81 * 8 + 0.729 * 10, rel=1e-6)
@@ -215,7 +223,7 @@ def test_gamma_is_applied_a_step_at_a_time() -> None:
 
 def test_only_the_last_finals_are_kept() -> None:
     """Cuts in rows 1, 3, 5, 7: with room for two, those of rows 5 and 7 can still be learned from."""
-    ring, naive = make(lanes=1, rows=12, n_step=1, finals=2)
+    ring, naive = make(num_envs=1, rows=12, n_step=1, finals=2)
     play(ring, naive, [[TRUNCATED if row % 2 else RUNNING] for row in range(9)])
     found = batch_of(ring, [(row, 0) for row in (1, 3, 5, 7)])
     assert found.weight.tolist() == [0.0, 0.0, 1.0, 1.0]
@@ -223,25 +231,25 @@ def test_only_the_last_finals_are_kept() -> None:
 
 
 def test_a_lane_that_is_cut_often_costs_no_other_lane_its_finals() -> None:
-    ring, naive = make(lanes=2, rows=12, n_step=1, finals=1)
+    ring, naive = make(num_envs=2, rows=12, n_step=1, finals=1)
     play(ring, naive, [[TRUNCATED, TRUNCATED if row == 0 else RUNNING] for row in range(9)])
     assert batch_of(ring, [(0, 0), (0, 1)]).weight.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(("written", "oldest"), [(7, 0), (10, 0), (11, 1), (37, 27)])
 def test_draw_is_uniform_over_the_valid_places(looks_uniform: Any, written: int, oldest: int) -> None:
-    """Ten rows, three lanes, two steps a window; before the ring is full, just full, and after it has come round."""
-    ring, naive = make(lanes=3, rows=10, n_step=2)
+    """Ten rows, three environments, two steps a window; before the ring is full, just full, and after it has come round."""
+    ring, naive = make(num_envs=3, rows=10, n_step=2)
     play(ring, naive, [[0, 0, 0]] * written)
-    row, lane = ring.draw(random.seed_key(5), 30_000)
+    row, env_index = ring.draw(random.seed_key(5), 30_000)
     assert (row.min(), row.max()) == (oldest, written - 3)
-    counts = torch.bincount((row - oldest) * 3 + lane)
+    counts = torch.bincount((row - oldest) * 3 + env_index)
     assert counts.numel() == len(naive.places())
     assert looks_uniform(counts)
 
 
 def test_draws_differ_by_key_and_repeat_by_key() -> None:
-    ring, naive = make(lanes=3, rows=10, n_step=1)
+    ring, naive = make(num_envs=3, rows=10, n_step=1)
     play(ring, naive, [[0, 0, 0]] * 10)
     first, again, other = (torch.stack(ring.draw(random.seed_key(k), 256)) for k in (1, 1, 2))
     assert torch.equal(first, again)
@@ -249,15 +257,15 @@ def test_draws_differ_by_key_and_repeat_by_key() -> None:
 
 
 def test_sample_is_a_batch_of_drawn_places() -> None:
-    ring, naive = make(lanes=2, rows=9, n_step=3)
+    ring, naive = make(num_envs=2, rows=9, n_step=3)
     play(ring, naive, [[(0, 1, 0, 2)[row % 4], 0] for row in range(21)])
-    row, lane = ring.draw(random.seed_key(3), 64)
-    places = list(zip(row.tolist(), lane.tolist(), strict=True))
+    row, env_index = ring.draw(random.seed_key(3), 64)
+    places = list(zip(row.tolist(), env_index.tolist(), strict=True))
     assert_same(ring.sample(random.seed_key(3), 64), places, naive)
 
 
 def test_shapes_and_types_of_a_sample() -> None:
-    ring, naive = make(lanes=2, rows=6, n_step=1)
+    ring, naive = make(num_envs=2, rows=6, n_step=1)
     play(ring, naive, [[0, 0]] * 6)
     found = ring.sample(random.seed_key(0), 5)
     assert found.obs.shape == found.next_obs.shape == (5, 8)
@@ -268,8 +276,8 @@ def test_shapes_and_types_of_a_sample() -> None:
 
 def test_the_mask_is_that_of_the_state_to_bootstrap_from() -> None:
     """Of the next row, or of where the episode was cut; of a game that ended it does not matter."""
-    plain, naive = make(lanes=3, rows=12, n_step=2, finals=12)
-    ring = Ring(rules_of(masked=True), states([0] * 3), 36, 2, 0.5, 12)
+    plain, naive = make(num_envs=3, rows=12, n_step=2, finals=12)
+    ring = ReplayRing(rules_of(masked=True), states([0] * 3), 36, 2, 0.5, 12)
     endings = [[(0, 2, 0, 1)[row % 4], 0, (0, 0, 2)[row % 3]] for row in range(19)]
     play(plain, naive, endings)
     play(ring, ListReplay(3, 12, 2, 0.5, 12), endings)
@@ -290,13 +298,13 @@ def test_too_little_capacity_is_an_error() -> None:
     with pytest.raises(
         UserError, match=r"replay_capacity is 49.* 10 environments with 3-step returns .* 50 transitions"
     ):
-        Ring(RULES, states([0] * 10), 49, 3, 0.9)
-    ring = Ring(RULES, states([0] * 10), 50, 3, 0.9)
+        ReplayRing(RULES, states([0] * 10), 49, 3, 0.9)
+    ring = ReplayRing(RULES, states([0] * 10), 50, 3, 0.9)
     assert ring.rows == 5
 
 
 def test_the_smallest_ring_works() -> None:
-    ring, naive = make(lanes=1, rows=5, n_step=3)
+    ring, naive = make(num_envs=1, rows=5, n_step=3)
     play(ring, naive, [[0]] * 23)
     places = naive.places()
     assert places == [(18, 0), (19, 0)]
@@ -304,7 +312,7 @@ def test_the_smallest_ring_works() -> None:
 
 
 def test_hidden_fields_are_not_stored() -> None:
-    ring, naive = make(lanes=1, rows=6, n_step=1)
+    ring, naive = make(num_envs=1, rows=6, n_step=1)
     play(ring, naive, [[0]] * 6)
     assert set(ring.states) == set(ring.finals) == {"stamp", "board"}
     assert not any("secret" in name for name in ring.tensors())
@@ -314,8 +322,8 @@ def test_hidden_fields_are_not_stored() -> None:
 def test_a_transition_on_the_common_board_is_small() -> None:
     """With the memory's own sizes on a CPU: a million transitions of 1,024 games."""
     rules = make_rules("snake")
-    lanes = batch.reset(rules, lane_keys(0, torch.arange(64)))
-    ring = Ring(rules, lanes.game, 64 * 976, 3, 0.99)
+    num_envs = batch.reset(rules, env_keys(0, torch.arange(64)))
+    ring = ReplayRing(rules, num_envs.game, 64 * 976, 3, 0.99)
     counted = sum(x.numel() * x.element_size() for x in ring.tensors().values()) / (64 * 976)
     assert ring.bytes_per_transition == pytest.approx(counted)
     assert 105 < ring.bytes_per_transition <= 125
@@ -326,9 +334,9 @@ def test_a_transition_on_the_common_board_is_small() -> None:
 def test_tensors_carry_the_whole_memory() -> None:
     """Saved, loaded into a fresh ring, and written on: the same samples as the ring that went straight through."""
     endings = [[(0, 0, 2)[row % 3], (0, 1, 0, 2)[row % 4]] for row in range(40)]
-    ring, naive = make(lanes=2, rows=11, n_step=2, finals=2)
+    ring, naive = make(num_envs=2, rows=11, n_step=2, finals=2)
     play(ring, naive, endings[:17])
-    copy, _ = make(lanes=2, rows=11, n_step=2, finals=2)
+    copy, _ = make(num_envs=2, rows=11, n_step=2, finals=2)
     for name, tensor in copy.tensors().items():
         tensor.copy_(ring.tensors()[name])
     for more in ([], endings[17:]):
@@ -342,19 +350,22 @@ def test_tensors_carry_the_whole_memory() -> None:
 def test_with_a_game_the_observations_are_those_that_were_played() -> None:
     """A real game beside its ring: what a sample shows is what the player saw, before and after; one-step windows."""
     rules = make_rules("snake", {"width": 5, "height": 4, "starvation": 4, "start": "random"}, time_limit=11)
-    lanes = batch.reset(rules, lane_keys(1, torch.arange(6)))
-    ring, choices = Ring(rules, lanes.game, 6 * 64, 1, 0.9, finals=64), rules.game.spec(rules.config).num_actions
+    num_envs = batch.reset(rules, env_keys(1, torch.arange(6)))
+    ring, choices = (
+        ReplayRing(rules, num_envs.game, 6 * 64, 1, 0.9, finals=64),
+        rules.game.spec(rules.config).num_actions,
+    )
     shown, after, steps, actions = [], [], [], []
     for t in range(41):
         action = random.below(random.bits(random.seed_key(t), torch.arange(6)), choices)
-        shown.append(rules.game.observe(rules.config, lanes.game))
-        following, step = batch.step(rules, lanes, action)
-        ring.write(lanes.game, action, step)
+        shown.append(rules.game.observe(rules.config, num_envs.game))
+        following, step = batch.step(rules, num_envs, action)
+        ring.write(num_envs.game, action, step)
         after.append(rules.game.observe(rules.config, step.final_state))
         steps.append(step)
         actions.append(action)
-        lanes = following
-    places = [(row, lane) for row in range(40) for lane in range(6)]
+        num_envs = following
+    places = [(row, env_index) for row in range(40) for env_index in range(6)]
     found = batch_of(ring, places)
     assert torch.equal(found.obs, torch.cat(shown[:40]))
     assert torch.equal(found.action, torch.cat(actions[:40]))

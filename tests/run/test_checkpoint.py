@@ -28,8 +28,8 @@ from safetensors.torch import save as library_save
 
 from redline.core import faults
 from redline.core.errors import StorageError, UserError
+from redline.run import atomic_files, lock, manifest
 from redline.run import checkpoint as checkpoint_module
-from redline.run import files, lock, manifest
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, copy_into, prepare_run_dir, strip_prefixes
 
 HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ def edit_manifest(path: Path, seal: bool = True, **changes: Any) -> None:
 def replace_file(path: Path, name: str, data: bytes) -> None:
     """Put `data` into a checkpoint's file with a manifest that agrees."""
     (path / name).unlink(missing_ok=True)
-    entry = files.write_bytes(path / name, data)
+    entry = atomic_files.write_bytes(path / name, data)
     edit_manifest(path, files=json.loads((path / "manifest.json").read_text())["files"] | {name: entry})
 
 
@@ -255,7 +255,7 @@ def test_failing_write_removes_its_folder_and_raises_only_in_the_foreground(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
+        patch.setattr(atomic_files.os, "fsync", full)
         run.checkpoints.save(2, content(2), {})
         run.checkpoints.wait()
         assert run.checkpoints.failures == 1
@@ -451,7 +451,7 @@ def test_trouble_of_the_machine_is_not_called_damage(run: Run, monkeypatch: pyte
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "open", refused)
+        patch.setattr(atomic_files.os, "open", refused)
         with pytest.raises(StorageError, match="too many open files"):
             run.checkpoints.load()
     assert_is(run.checkpoints.load(), 1)
@@ -749,7 +749,9 @@ def test_hostile_tensor_file(saved: Path, tmp_path: Path, kind: str, monkeypatch
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("unpickled"))
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load"))
-    monkeypatch.setattr(files.torch, "empty", lambda *_, **__: pytest.fail("allocated before the sizes were checked"))
+    monkeypatch.setattr(
+        atomic_files.torch, "empty", lambda *_, **__: pytest.fail("allocated before the sizes were checked")
+    )
     copy = Path(shutil.copytree(saved, tmp_path / saved.name))
     replace_file(copy, "model.safetensors", HOSTILE[kind])
     with pytest.raises(StorageError, match=r"model\.safetensors"):
@@ -758,7 +760,7 @@ def test_hostile_tensor_file(saved: Path, tmp_path: Path, kind: str, monkeypatch
 
 def test_a_file_larger_than_memory_is_not_read(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Path(shutil.copytree(saved, tmp_path / saved.name))
-    monkeypatch.setattr(files, "_MEMORY", 100)
+    monkeypatch.setattr(atomic_files, "_MEMORY", 100)
     with pytest.raises(StorageError, match="more than the memory"):
         manifest.read_checkpoint(copy)
 

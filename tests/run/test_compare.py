@@ -227,7 +227,11 @@ def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert err == "redline: sample is set, but dqn has values and no policy to draw from; leave it away.\n"
 
-    options: dict[str, Any] = {"algo": "ppo", "replay_capacity": None, "algo_options": {"hidden": (8,), "rollout": 4}}
+    options: dict[str, Any] = {
+        "algo": "ppo",
+        "replay_capacity": None,
+        "algo_options": {"hidden": (8,), "rollout_steps": 4},
+    }
     own = [dataclasses.replace(SETTINGS, **options, seed=n, run_dir=str(tmp_path / f"{n}")) for n in range(2)]
     words = ["eval", *(str(train(settings).path) for settings in own), "--episodes", "20", "--device", "cpu"]
     code, out, _ = call(*words, "--sample")

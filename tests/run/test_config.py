@@ -234,7 +234,7 @@ def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game()
     assert resolve(from_words("snake", {"ppo.gamma": "0.9"})).settings.algo == "ppo"
     assert resolve(Settings("snake", prioritized=False, env_options={"sight": 4}, algo="dqn")).settings.algo == "dqn"
     with pytest.raises(UserError, match="There is no algorithm 'ppoo'; did you mean 'ppo'"):
-        from_words("snake", {"algo": "ppoo", "ppo.clip": "0.1"})
+        from_words("snake", {"algo": "ppoo", "ppo.clip_range": "0.1"})
     assert resolve(from_words("tetris", {"algo": "dqn"})).settings.algo == "dqn"
     plan = resolve(from_words("tetris", {"ppo.epochs": "5"}))
     assert plan.settings.algo == "ppo"

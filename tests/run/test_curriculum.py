@@ -19,7 +19,7 @@ from redline.run import evaluate, train
 from redline.run.checkpoint import Checkpoint, Checkpoints
 from redline.run.config import Settings, resolve
 from redline.run.curriculum import Curriculum, Phase, phases_of, read_phases
-from redline.run.folder import Metrics
+from redline.run.run_folder import Metrics
 from redline.run.session import Session
 
 RULES = make_rules("snake", {"width": 6, "height": 5})
@@ -34,7 +34,7 @@ def test_the_phase_at_each_share() -> None:
     assert [each.name for each in made.phases] == ["base", "early", "late", "base 2"]
     assert [(each.start, each.end) for each in made.phases] == [(0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1)]
     shares = {0.0: 0, 0.0999: 0, 0.1: 1, 0.4999: 1, 0.5: 2, 0.8999: 2, 0.9: 3, 1.0: 3, 7.0: 3}
-    assert {share: made.at(share) for share in shares} == shares
+    assert {progress: made.at(progress) for progress in shares} == shares
     assert [rules.config.long_start for rules in made.rules] == [0, 9, 20, 0]
     assert all(rules.config.width == 6 for rules in made.rules)
 
@@ -150,7 +150,7 @@ LIVE = [
     {"name": "short", "from": 0.0, "to": 0.25, "env": {"reward_step": -0.5}},
     {"name": "long", "from": 0.25, "to": 0.75, "env": {"long_start": 12, "reward_step": 0.25}},
 ]
-FIXED = [LIVE[0], {"name": "hungry", "from": 0.25, "to": 0.75, "env": {"long_start": 12, "starvation": 4}}]
+RESUME_FIXED = [LIVE[0], {"name": "hungry", "from": 0.25, "to": 0.75, "env": {"long_start": 12, "starvation": 4}}]
 
 
 def settings(path: Path, phases: list[dict[str, Any]], **changes: Any) -> Settings:
@@ -190,7 +190,7 @@ def every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("every_iteration")
-@pytest.mark.parametrize("phases", [LIVE, FIXED], ids=["live", "compiling again"])
+@pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_phases_begin_exactly_where_they_are_due(
     phases: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,8 +219,8 @@ def test_the_games_follow_the_phase(tmp_path: Path) -> None:
     for _ in range(40):
         session.iterate(1)
         rewards.append(float(session.collector.rules.config.reward_step))
-        fresh = session.collector.lanes.episode.length == 0
-        longest.append(int(torch.where(fresh, session.collector.lanes.game.length, 0).max()))
+        fresh = session.collector.envs.episode.length == 0
+        longest.append(int(torch.where(fresh, session.collector.envs.game.length, 0).max()))
     assert rewards == [-0.5] * 10 + [0.25] * 20 + [0.0] * 10
     assert max(longest[:10]) <= 3
     assert max(longest[10:30]) > 6
@@ -232,11 +232,11 @@ def test_the_games_follow_options_that_are_not_live(compiled: bool, tmp_path: Pa
     """Nobody goes hungry for more than 4 moves in the phase that says so; before and after it some do."""
     torch.compiler.reset()
     options = {"algo_options": {"hidden": (8,), "learning_starts": 10**6, "epsilon_high": 1.0, "epsilon_low": 1.0}}
-    session = Session(resolve(settings(tmp_path, FIXED, compile=compiled, **options)), print)
+    session = Session(resolve(settings(tmp_path, RESUME_FIXED, compile=compiled, **options)), print)
     hunger = []
     for _ in range(40):
         session.iterate(1)
-        hunger.append(int(session.collector.lanes.game.hunger.max()))
+        hunger.append(int(session.collector.envs.game.hunger.max()))
     assert max(hunger[:10]) > 4
     assert max(hunger[11:30]) < 4
     assert max(hunger[30:]) > 4
@@ -244,7 +244,7 @@ def test_the_games_follow_options_that_are_not_live(compiled: bool, tmp_path: Pa
 
 @pytest.mark.usefixtures("every_iteration")
 @pytest.mark.parametrize("stop", [96, 160, 304, 560])
-@pytest.mark.parametrize("phases", [LIVE, FIXED], ids=["live", "compiling again"])
+@pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_a_continued_run_is_the_straight_one(
     phases: list[dict[str, Any]], stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +330,7 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         named(curriculum=True)
 
 
-@pytest.mark.parametrize("phases", [LIVE, FIXED], ids=["live", "compiling again"])
+@pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_compiled_training_follows_the_phases(phases: list[dict[str, Any]], tmp_path: Path) -> None:
     """Integers are the same compiled and eager; float sums are nearly so."""
     torch.compiler.reset()
@@ -344,7 +344,7 @@ def test_compiled_training_follows_the_phases(phases: list[dict[str, Any]], tmp_
     slow.iterate(40)
     for name, tensor in slow.collector.tensors().items():
         assert torch.equal(fast.collector.tensors()[name], tensor) or tensor.is_floating_point(), name
-    again = "; compiling again" if phases is FIXED else ""
+    again = "; compiling again" if phases is RESUME_FIXED else ""
     assert len(said) == 2  # and nothing of compilation that failed
     assert all(text.endswith(f"{again}.") for text in said)
 
@@ -368,15 +368,15 @@ def test_the_first_limit_decides_and_compiling_is_no_part_of_a_schedule(tmp_path
     )
     plan = resolve(wanted)
     session = Session(plan, lambda _: None)
-    assert train._share_done(plan, session, 0, 45.0) == 0.75
-    assert train._share_done(plan, session, 0, 45.0, compiling=40.0) == 0.25
-    assert train._share_done(plan, session, 0, 60.0, compiling=40.0) == 1.0
-    session.share = 0.9
+    assert train._progress_done(plan, session, 0, 45.0) == 0.75
+    assert train._progress_done(plan, session, 0, 45.0, compiling=40.0) == 0.25
+    assert train._progress_done(plan, session, 0, 60.0, compiling=40.0) == 1.0
+    session.progress = 0.9
     session.iterate(1)
-    assert session.share == 0.9
-    session.share = 0.0
+    assert session.progress == 0.9
+    session.progress = 0.0
     session.iterate(1)
-    assert session.share == 4 / 1_000_000
+    assert session.progress == 4 / 1_000_000
 
 
 def test_a_memory_whose_observations_hold_rewards_is_forgotten(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_the_first_to_finish_are_not_preferred(monkeypatch: pytest.MonkeyPatch) 
     """Taking the first 8 games to end, as a careless evaluation does, would give shorter ones."""
     monkeypatch.setattr(module, "_MAX_SLOTS", 4)
     mean = evaluate(small(), erratic, 8, CPU).lengths.mean().item()
-    lanes = batch.reset(small(), batch.lane_keys(HELD_OUT, torch.arange(4)))
+    envs = batch.reset(small(), batch.env_keys(HELD_OUT, torch.arange(4)))
     first: list[int] = []
     while len(first) < 8:
-        lanes, step = batch.step(small(), lanes, erratic(small().game.observe(small().config, lanes.game)))
+        envs, step = batch.step(small(), envs, erratic(small().game.observe(small().config, envs.game)))
         first += step.episode.length[step.terminated | step.truncated].tolist()
     assert sum(first[:8]) / 8 < mean
 
@@ -116,7 +116,7 @@ def test_seeds_choose_the_games() -> None:
 
 def test_held_out_games_are_not_those_of_training() -> None:
     def keys(seed: int) -> set[int]:
-        return set(batch.lane_keys(seed, torch.arange(1024)).tolist())
+        return set(batch.env_keys(seed, torch.arange(1024)).tolist())
 
     held_out = keys(HELD_OUT)
     assert all(not held_out & keys(seed) for seed in range(20))
@@ -348,7 +348,7 @@ def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
     draws = torch.stack([policy(obs, None) for _ in range(40)])
     shares = torch.bincount(draws.flatten(), minlength=4) / draws.numel()
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.25, 0.125, 0.125]), rtol=0, atol=0.01)
-    # No lane follows another, no step the one before: pairs are as likely as their parts.
+    # No environment follows another, no step the one before: pairs are as likely as their parts.
     for first, second in ((draws[:-1], draws[1:]), (draws[:, :-1], draws[:, 1:])):
         assert (first == second).float().mean() == pytest.approx(0.34375, abs=0.01)
     legal = torch.tensor([[False, True, False, True]]).expand(1000, 4)

@@ -197,8 +197,8 @@ def test_wilson_interval_of_the_tables(count: int, total: int, low: float, high:
 
 @pytest.mark.parametrize(("count", "total"), [(1, 8), (30, 31), (200, 1000)])
 def test_wilson_interval_ends_where_the_count_is_too_far_off(count: int, total: int) -> None:
-    for share in wilson_interval(count, total):
-        assert abs(count / total - share) == pytest.approx(1.96 * math.sqrt(share * (1 - share) / total), rel=1e-4)
+    for rate in wilson_interval(count, total):
+        assert abs(count / total - rate) == pytest.approx(1.96 * math.sqrt(rate * (1 - rate) / total), rel=1e-4)
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 4096), (4096, 4096), (9, 256), (247, 256), (1, 1)])

@@ -54,8 +54,8 @@ def test_what_was_tuned_stays() -> None:
         "replay_capacity": 4_000_000,
         "epsilon_steps": 20_000_000,
     }
-    assert values(ppo.suggest(LAPTOP)) == {"num_envs": 512, "rollout": 32, "epochs": 3, "hidden": (64, 64)}
-    assert values(ppo.suggest(H100)) == {"num_envs": 16_384, "rollout": 32, "epochs": 2, "hidden": (512, 512)}
+    assert values(ppo.suggest(LAPTOP)) == {"num_envs": 512, "rollout_steps": 32, "epochs": 3, "hidden": (64, 64)}
+    assert values(ppo.suggest(H100)) == {"num_envs": 16_384, "rollout_steps": 32, "epochs": 2, "hidden": (512, 512)}
 
 
 @pytest.mark.parametrize("algo", [dqn, ppo], ids=["dqn", "ppo"])
@@ -76,18 +76,18 @@ def test_every_suggestion_is_a_setting_with_its_reason(algo: Any, tier: Tier, ki
     assert all(len(why) > 10 for _, why in suggested.values())
     found = values(suggested)
     games = found.pop("num_envs")
-    config, _ = algo.complete(algo.Config(**found), games)
+    config, _ = algo.fill_defaults(algo.Config(**found), games)
     if algo is ppo:
-        assert games * config.rollout % config.batch_size == 0
+        assert games * config.rollout_steps % config.batch_size == 0
     else:
         assert config.learning_starts < config.replay_capacity
         assert config.replay_capacity >= 16 * games
 
 
 GPU_FLOOR = {"dqn": {"batch_size": 128, "replay_capacity": 50_000, "hidden": (256, 256, 256)}}
-GPU_FLOOR["ppo"] = {"batch_size": 256, "rollout": 512, "epochs": 10, "hidden": (256, 256)}
+GPU_FLOOR["ppo"] = {"batch_size": 256, "rollout_steps": 512, "epochs": 10, "hidden": (256, 256)}
 CPU_FLOOR: dict[str, dict[str, Any]] = {"dqn": {"batch_size": 32, "replay_capacity": 10_000}}
-CPU_FLOOR["ppo"] = {"batch_size": 64, "rollout": 256, "epochs": 4, "hidden": (128, 128)}
+CPU_FLOOR["ppo"] = {"batch_size": 64, "rollout_steps": 256, "epochs": 4, "hidden": (128, 128)}
 
 
 @pytest.mark.parametrize("tier", LEAST)

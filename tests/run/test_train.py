@@ -28,7 +28,7 @@ from redline.core.errors import StorageError, UserError
 from redline.run import train as loop
 from redline.run.checkpoint import Checkpoint, RunLock, read_checkpoint
 from redline.run.config import Settings, from_words, resolve
-from redline.run.folder import Metrics
+from redline.run.run_folder import Metrics
 from redline.run.session import Session
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -545,10 +545,10 @@ def test_a_changed_learning_rate_is_told_and_taken(
 def test_changed_practice_is_told_and_taken(
     tmp_path: Path, before: float, now: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    go(tmp_path, steps=HALF, retry=before)
-    go(tmp_path, steps=FULL, retry=now)
+    go(tmp_path, steps=HALF, backplay=before)
+    go(tmp_path, steps=FULL, backplay=now)
     assert f"Continuing with retry {now}; it was {before}." in capsys.readouterr().err
-    assert json.loads((tmp_path / "config.json").read_text())["retry"] == now
+    assert json.loads((tmp_path / "config.json").read_text())["backplay"] == now
 
 
 def test_without_the_memory_it_is_filled_before_learning_goes_on(tmp_path: Path) -> None:

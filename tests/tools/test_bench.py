@@ -40,14 +40,14 @@ def test_rate_is_calls_by_time_without_the_warm_up(monkeypatch: pytest.MonkeyPat
 def test_the_loop_plays_what_the_environments_play() -> None:
     rules = make_rules("snake", {"width": 4, "height": 4})
     loop = bench.EnvLoop(rules, 8, CPU, fast.Compiler(False, print), graph=False)
-    lanes = batch.reset(rules, batch.lane_keys(0, torch.arange(8)))
+    envs = batch.reset(rules, batch.env_keys(0, torch.arange(8)))
     key, ended = random.seed_key(1), 0
     for time in range(40):
         action = random.below(random.bits(random.fold(key, time), torch.arange(8)), 4)
-        lanes, step = batch.step(rules, lanes, action)
+        envs, step = batch.step(rules, envs, action)
         loop.call()
-        assert all(torch.equal(x, y) for x, y in zip(leaves(loop.lanes).values(), leaves(lanes).values(), strict=True))
-        assert torch.equal(loop.obs, rules.game.observe(rules.config, lanes.game))
+        assert all(torch.equal(x, y) for x, y in zip(leaves(loop.envs).values(), leaves(envs).values(), strict=True))
+        assert torch.equal(loop.obs, rules.game.observe(rules.config, envs.game))
         assert torch.equal(loop.reward, step.reward)
         assert torch.equal(loop.ended, step.terminated | step.truncated)
         ended += int(loop.ended.sum())
@@ -104,7 +104,7 @@ def test_train_table_of_an_algorithm_without_replay(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(bench, "Session", Noted)
     monkeypatch.setattr(bench, "rate", rate)
-    words = {"env_options": {"width": "5"}, "algo_options": {"hidden": "16,8", "rollout": "4", "batch-size": "8"}}
+    words = {"env_options": {"width": "5"}, "algo_options": {"hidden": "16,8", "rollout_steps": "4", "batch-size": "8"}}
     found = bench.bench_train(dataclasses.replace(QUICK, games=(8,), algo="ppo", **words), io.StringIO())
     (session,) = sessions
     calls[0]()
@@ -120,14 +120,14 @@ def test_random_actions_are_legal() -> None:
     rules = make_rules("tetris", {"width": 4, "height": 6})
     loop = bench.EnvLoop(rules, 64, CPU, fast.Compiler(False, print), graph=False)
     for _ in range(30):
-        legal = rules.game.legal(rules.config, loop.lanes.game)
+        legal = rules.game.legal(rules.config, loop.envs.game)
         draw = random.bits(random.fold(loop.key, loop.time), torch.arange(64))
         action = select.draw(legal, draw)
         assert legal.gather(1, action.unsqueeze(1)).all()
-        expected, _ = batch.step(rules, loop.lanes, action)
+        expected, _ = batch.step(rules, loop.envs, action)
         loop.call()
         assert all(
-            torch.equal(x, y) for x, y in zip(leaves(loop.lanes).values(), leaves(expected).values(), strict=True)
+            torch.equal(x, y) for x, y in zip(leaves(loop.envs).values(), leaves(expected).values(), strict=True)
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from redline.core.errors import UserError
 from redline.core.records import Tier
 from redline.engine import hardware
-from redline.run import devices
+from redline.run import device_choice
 from redline.run.config import Plan, Settings, resolve
 from redline.tools.doctor import TIERS, examine, find_warnings, report
 
@@ -47,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
         def measure(plan: Plan) -> float:
             return {"cpu": cpu, "cuda": cuda}[plan.device.type]
 
-        monkeypatch.setattr(devices, "samples_per_second", measure)
+        monkeypatch.setattr(device_choice, "samples_per_second", measure)
 
     return speeds
 
@@ -100,7 +100,7 @@ def test_a_gpu_and_a_missing_compiler_are_told(
     assert "Class: gpu-large, a GPU of 30 GB or more" in text
     assert "Also here: cpu, " in text
     assert "cuda:0       measured before compilation: cpu 200 k, cuda:0 12 M samples/s" in text
-    assert f"What was measured is kept in {devices.cache_file()}" in text
+    assert f"What was measured is kept in {device_choice.cache_file()}" in text
     assert ("C++ compiler: g++" in text) == bool(compiler)
     assert ("none found" in text) == (not compiler)
 

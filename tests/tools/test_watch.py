@@ -74,9 +74,9 @@ def test_the_game_is_lane_0_of_the_seed() -> None:
     env.reset()
     frames = watch.play(rules, go_up, seed=5)
     for _ in range(4):  # games, each from its own random stream
-        assert env.lanes is not None
+        assert env.state is not None
         frame = next(frames)
-        assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.lanes.game)[0].numpy())
+        assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.state.game)[0].numpy())
         assert frame.result == (0, 0, 0.0, False, False)
         while not frame.ended:
             step = env.step(torch.zeros(3, dtype=torch.int64))
@@ -85,9 +85,9 @@ def test_the_game_is_lane_0_of_the_seed() -> None:
             assert frame.ended == ended
             assert frame.result.length == step.episode.length[0]
             assert frame.result.score == step.episode.score[0]
-            assert frame.result.reward == step.episode.reward[0]
+            assert frame.result.reward == step.episode.episode_return[0]
             if not ended:
-                assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.lanes.game)[0].numpy())
+                assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.state.game)[0].numpy())
     boards = [next(watch.play(rules, go_up, seed)).cells.tobytes() for seed in range(5)]
     assert len(set(boards)) == 5
 

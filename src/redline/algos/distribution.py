@@ -66,8 +66,8 @@ def project(probabilities: Tensor, reward: Tensor, discount: Tensor, low: float,
     number = torch.arange(atoms, dtype=torch.float32, device=probabilities.device)
     moved = reward.unsqueeze(1) + discount.unsqueeze(1) * _support(atoms, low, high, probabilities.device)
     place = ((moved - low) * ((atoms - 1) / (high - low))).clamp(0, atoms - 1)  # (B, K), in atoms
-    share = (1 - (place.unsqueeze(2) - number).abs()).clamp(min=0)  # (B, K from, K to)
-    return (probabilities.unsqueeze(2) * share).sum(1)
+    overlap = (1 - (place.unsqueeze(2) - number).abs()).clamp(min=0)  # (B, K from, K to)
+    return (probabilities.unsqueeze(2) * overlap).sum(1)
 
 
 def quantile_huber(quantiles: Tensor, targets: Tensor, delta: float) -> Tensor:
@@ -76,12 +76,12 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, delta: float) -> Tensor:
     An error counts by its Huber loss over delta, and by the quantile's share where it is above, by the rest where below.
     """
     atoms = quantiles.shape[1]
-    share = (torch.arange(atoms, dtype=torch.float32, device=quantiles.device) + 0.5) / atoms
+    level = (torch.arange(atoms, dtype=torch.float32, device=quantiles.device) + 0.5) / atoms
     error = targets.unsqueeze(1) - quantiles.unsqueeze(2)  # (B, K, M)
     size = error.abs()
     near = size.clamp(max=delta)
     huber = near * (size - 0.5 * near) / delta
-    weight = (share.unsqueeze(1) - (error < 0).to(torch.float32)).abs()
+    weight = (level.unsqueeze(1) - (error < 0).to(torch.float32)).abs()
     return (weight * huber).mean(2).sum(1)
 
 

@@ -19,28 +19,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import layers, nets
+from redline.algos import layers, networks
 from redline.algos.distribution import Categorical, Kind, Quantile
-from redline.algos.explore import ladder
-from redline.algos.learner import Acts, Hooks
+from redline.algos.exploration import epsilon_ladder
+from redline.algos.learner import ActingLearner, Hooks
 from redline.algos.metrics import read_means
-from redline.algos.optim import Optimizer, flatten, linear
+from redline.algos.optimizer import Optimizer, flatten, linear
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import Batch, EnvKind, Hardware, Rollout, Runtime, Spec, Turn
+from redline.core.records import Batch, EnvKind, Hardware, PolicyInput, Runtime, Spec, Transition
 from redline.envs.batch import Rules
-from redline.replay.courier import Storage
-from redline.replay.disk import OnDisk
-from redline.replay.host import HostRing, Pinned
-from redline.replay.layout import Layout
+from redline.replay.host_ring import HostReplayRing, Pinned
+from redline.replay.memmap import OnDisk
 from redline.replay.priority import Priorities
-from redline.replay.ring import Ring
+from redline.replay.ring import ReplayRing
+from redline.replay.row_layout import RowLayout
+from redline.replay.transfer import Storage
 
 _SHARES = ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low", "priority_alpha", "priority_beta")
 
 
 @dataclass(frozen=True)
-class Config(nets.NetConfig):
+class Config(networks.NetworkConfig):
     """Settings of DQN."""
 
     batch_size: int = 512  # transitions a gradient step
@@ -118,7 +118,15 @@ class Config(nets.NetConfig):
 
 _NETWORK = ("dueling", "distribution", "atoms", "v_min", "v_max", "noisy")
 # A continued run must keep these.
-FIXED = (*nets.NET_FIXED, *_NETWORK, "n_step", "gamma", "replay", "replay_capacity", "prioritized")
+RESUME_FIXED = (
+    *networks.NETWORK_RESUME_FIXED,
+    *_NETWORK,
+    "n_step",
+    "gamma",
+    "replay",
+    "replay_capacity",
+    "prioritized",
+)
 
 # Combinations of options that go well together, by name. What is asked for besides wins over them.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -189,7 +197,7 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     }
 
 
-def complete(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
+def fill_defaults(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
     """Nothing here follows from other settings."""
     del num_envs
     return config, {}
@@ -216,10 +224,10 @@ def transition_bytes(config: Config, state_bytes: int) -> float:
     return -(-(state_bytes + 8) // 16) * 16
 
 
-def epsilon(config: Config, env_steps: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
-    """Share of random moves of each lane, (N,) float32: the ladder is reached after epsilon_steps."""
+def epsilon(config: Config, env_steps: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
+    """Share of random moves of each environment, (N,) float32: the ladder is reached after epsilon_steps."""
     done = env_steps.to(torch.float32) / max(config.epsilon_steps, 1)
-    return ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, lanes, num_envs)
+    return epsilon_ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, env_index, num_envs)
 
 
 def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor:
@@ -231,7 +239,7 @@ def td_targets(config: Config, batch: Batch, online: Any, target: Any) -> Tensor
     chooser = online if config.double else target
     values = chooser(batch.next_obs, batch.next_legal)
     best = values.argmax(1)
-    following = target.chosen(batch.next_obs, best) if config.double else nets.gather(values, best)
+    following = target.chosen(batch.next_obs, best) if config.double else networks.gather(values, best)
     return batch.reward + going_on(batch) * following
 
 
@@ -242,7 +250,7 @@ def distribution_losses(config: Config, batch: Batch, online: Any, target: Any) 
     outputs = online.outputs(batch.obs).gather(1, taken).squeeze(1)
     with torch.no_grad():
         following = target.outputs(batch.next_obs)
-        values = nets.masked(kind.expected(following), batch.next_legal)
+        values = networks.masked(kind.expected(following), batch.next_legal)
         reward = batch.reward
         if config.munchausen:
             policy, reward = munchausen(config, batch, target(batch.obs), values)
@@ -267,7 +275,7 @@ def munchausen(config: Config, batch: Batch, values: Tensor, next_values: Tensor
     hands out the rewards, not what was seen.
     """
     tau = config.munchausen_tau
-    earned = tau * nets.gather((values / tau).log_softmax(1), batch.action)
+    earned = tau * networks.gather((values / tau).log_softmax(1), batch.action)
     log_policy = (next_values / tau).log_softmax(1)
     policy = log_policy.exp()
     entropy = -(policy * log_policy).sum(1)
@@ -275,34 +283,36 @@ def munchausen(config: Config, batch: Batch, values: Tensor, next_values: Tensor
     return policy, reward + going_on(batch) * tau * entropy
 
 
-OUTPUTS: tuple[str, ...] = ()  # what is said of each action besides it
+POLICY_OUTPUTS: tuple[str, ...] = ()  # what is said of each action besides it
 
 
 @torch.no_grad()
-def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Actions (N,) int64: epsilon-greedy, each lane with its own epsilon, all with one noise; and OUTPUTS."""
-    rate = epsilon(config, turn.acted * turn.lanes, turn.lane, turn.lanes)
-    key = random.fold(turn.key, 2 * turn.draw)
-    explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
-    draw = random.bits(key, 2 * turn.lane + 1)
+def select_actions(config: Config, net: nn.Module, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions (N,) int64: epsilon-greedy, each environment with its own epsilon, all with one noise; and OUTPUTS."""
+    rate = epsilon(config, policy_input.acted * policy_input.num_envs, policy_input.env_index, policy_input.num_envs)
+    key = random.fold(policy_input.key, 2 * policy_input.draw)
+    explore = random.uniform(random.bits(key, 2 * policy_input.env_index)) < rate
+    draw = random.bits(key, 2 * policy_input.env_index + 1)
     if config.noisy:
         layers.draw_noise(net, random.fold(key, -1))
-    values: Tensor = net(turn.obs, turn.legal)
-    anything = random.below(draw, values.shape[1]) if turn.legal is None else select.draw(turn.legal, draw)
+    values: Tensor = net(policy_input.obs, policy_input.legal)
+    anything = (
+        random.below(draw, values.shape[1]) if policy_input.legal is None else select.draw(policy_input.legal, draw)
+    )
     return torch.where(explore, anything, values.argmax(1)), ()
 
 
-def behaviour_net(spec: Spec, config: Config) -> nets.ValueNet:
+def acting_network(spec: Spec, config: Config) -> networks.ValueNet:
     """What plays: `behave` is asked with it."""
     sigma = config.noisy_sigma if config.noisy else None
-    return nets.build(spec, config, 0, config.gamma, config.dueling, config.kind, sigma)
+    return networks.build(spec, config, 0, config.gamma, config.dueling, config.kind, sigma)
 
 
-class Learner(Acts, Hooks):
+class Learner(ActingLearner, Hooks):
     """Four verbs: act, ingest, update, state_dict."""
 
     metrics = ("loss", "q_mean")
-    horizon = 1  # steps every lane plays between two calls of update
+    rollout_steps = 1  # steps every environment plays between two calls of update
 
     def __init__(
         self,
@@ -314,12 +324,12 @@ class Learner(Acts, Hooks):
         runtime: Runtime,
         accumulate: int = 1,
     ) -> None:
-        """`state` (N, …) is an example of the game's State of all lanes."""
+        """`state` (N, …) is an example of the game's State of all environments."""
         self.spec = spec = rules.game.spec(rules.config)
         self.config, self.num_envs = config, num_envs
         self.runtime, self.accumulate = runtime, accumulate
         device = runtime.device
-        self.key = random.fold(random.seed_key(seed, device), -1)  # lanes count from 0: no game has this stream
+        self.key = random.fold(random.seed_key(seed, device), -1)  # environments count from 0: no game has this stream
         # Only beta and the learning rate follow the share of training done; epsilon has its own clock.
         self.scheduled = config.prioritized or config.learning_rate_end is not None
         self.rate = torch.tensor(config.learning_rate, device=device)
@@ -330,30 +340,30 @@ class Learner(Acts, Hooks):
                 "were when an action was taken. Leave it off."
             )
         sigma = config.noisy_sigma if config.noisy else None
-        self.online = nets.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
+        self.online = networks.build(spec, config, seed, config.gamma, config.dueling, config.kind, sigma).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.memory = self._make_memory(rules, state)  # after all that may be refused: it may be a file
         rate = config.learning_rate if config.learning_rate_end is None else self.rate
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
-        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every lane so far
+        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every environment so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
-        self._rank = runtime.compile(torch.no_grad()(self.memory.learned))
+        self._rank = runtime.compile(torch.no_grad()(self.memory.update_priorities))
 
-    def _make_memory(self, rules: Rules, state: Any) -> Ring:
-        config, runtime, lanes = self.config, self.runtime, self.num_envs
+    def _make_memory(self, rules: Rules, state: Any) -> ReplayRing:
+        config, runtime, num_envs = self.config, self.runtime, self.num_envs
         alpha = config.priority_alpha if config.prioritized else None
         if config.replay == "device":
-            return Ring(rules, state, config.replay_capacity, config.n_step, config.gamma, alpha=alpha)
+            return ReplayRing(rules, state, config.replay_capacity, config.n_step, config.gamma, alpha=alpha)
 
-        def storage(entries: int, layout: Layout) -> Storage:
+        def storage(entries: int, layout: RowLayout) -> Storage:
             if config.replay == "pinned":
-                return Pinned(entries, layout, lanes, runtime.device, runtime.notify)
-            return OnDisk(runtime.folder, entries, layout, lanes, runtime.notify)
+                return Pinned(entries, layout, num_envs, runtime.device, runtime.notify)
+            return OnDisk(runtime.folder, entries, layout, num_envs, runtime.notify)
 
-        return HostRing(
+        return HostReplayRing(
             rules,
             state,
             config.replay_capacity,
@@ -400,21 +410,21 @@ class Learner(Acts, Hooks):
         return values.argmax(1)
 
     @property
-    def plays(self) -> nn.Module:
+    def acting_network(self) -> nn.Module:
         return self.online
 
-    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def select_actions(self, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
         with self.runtime.autocast():
-            return behave(self.config, self.online, turn)
+            return select_actions(self.config, self.online, policy_input)
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
-        """Count a turn of all lanes; what it was played from is remembered with what came of it."""
+        """Count a turn of all environments; what it was played from is remembered with what came of it."""
         del obs, legal, action, outputs
         self.acted += 1
 
-    def ingest(self, rollout: Rollout) -> None:
-        """Remember one step of all lanes."""
-        self.memory.write(rollout.state, rollout.action, rollout.step)
+    def ingest(self, transition: Transition) -> None:
+        """Remember one step of all environments."""
+        self.memory.write(transition.state, transition.action, transition.step)
 
     @property
     def samples_per_update(self) -> int:
@@ -499,9 +509,9 @@ class Learner(Acts, Hooks):
         return {"model": model, "optim": self.optimizer.tensors(), "rng": counters, "replay": self.memory.tensors()}
 
 
-def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
+def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group, without noise: forward(obs (N, …), legal=None) -> values (N, A)."""
-    net = nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling, kind=config.kind)
+    net = networks.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling, kind=config.kind)
     found = {k.removeprefix("online."): v for k, v in model.items() if k.startswith("online.")}
     net.load_state_dict({k: v for k, v in found.items() if not k.endswith("_sigma")})
     return net.eval()

@@ -82,7 +82,7 @@ class Dense(nn.Module):
         return out
 
 
-class Pair(nn.Linear):
+class BlockDiagonalLinear(nn.Linear):
     """Two fully connected layers in one product: the first half of the outputs sees the first half of the inputs only.
 
     The other quarters of the weights are zeros and have no gradient, so they stay zeros.
@@ -101,7 +101,7 @@ class Pair(nn.Linear):
         return F.linear(x, weight, self.bias)
 
 
-class Twins(nn.Module):
+class TwinMLP(nn.Module):
     """Two networks of fully connected layers that see the same and share nothing. (B, F) -> (B, 2, 4 or more) float32.
 
     Narrow layers leave a GPU waiting for their kernels to start: side by side there are half as many.
@@ -112,8 +112,8 @@ class Twins(nn.Module):
         super().__init__()
         self.norm = norm
         self.first = nn.Linear(features, 2 * hidden[0])
-        self.layers = nn.ModuleList(Pair(a, b) for a, b in itertools.pairwise(hidden))
-        self.head = Pair(hidden[-1], round_up(outputs, 4))
+        self.layers = nn.ModuleList(BlockDiagonalLinear(a, b) for a, b in itertools.pairwise(hidden))
+        self.head = BlockDiagonalLinear(hidden[-1], round_up(outputs, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._activate(self.first(x))
@@ -138,22 +138,22 @@ class Conv(nn.Module):
     everywhere: Tensor | None
 
     def __init__(
-        self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), border: bool = True
+        self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), padding: bool = True
     ) -> None:
         """`board` has the rows and columns of a board whose channels are few; (0, 0): there are many.
 
         With a `border` of zeros around the board it keeps its size.
         """
         super().__init__()
-        self.border = int(border)
+        self.padding = int(padding)
         few = 0 < math.prod(board) <= _BOARD and 9 * channels <= _FEW and stride == 1
         self.pad = round_up(9 * channels, 8) - 9 * channels if few else round_up(channels, 8) - channels
         self.product = nn.Linear(9 * channels + self.pad, out) if few else None
-        self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=self.border)
+        self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=self.padding)
         # Columns that are always 0 add nothing: first weights are those of the rest.
         self.gain = math.sqrt((9 * channels + self.pad) / (9 * channels) if few else (channels + self.pad) / channels)
         whole = few and math.prod(board) * channels <= _WHOLE
-        places = _everywhere(*board, channels, self.border, 9 * channels + self.pad) if whole else None
+        places = _everywhere(*board, channels, self.padding, 9 * channels + self.pad) if whole else None
         self.register_buffer("everywhere", places, persistent=False)
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
@@ -167,7 +167,7 @@ class Conv(nn.Module):
         """As a product of each cell's neighbourhood."""
         assert self.product is not None
         height, width = self._after(x)
-        x = F.pad(x, (0, 0, *(self.border,) * 4))
+        x = F.pad(x, (0, 0, *(self.padding,) * 4))
         around = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
         out: Tensor = self.product(F.pad(torch.cat(around, 3), (0, self.pad)).flatten(0, 2))
         return out.view(-1, height, width, out.shape[1])
@@ -184,7 +184,7 @@ class Conv(nn.Module):
 
     def _after(self, x: Tensor) -> tuple[int, int]:
         """Rows and columns that come out."""
-        return x.shape[1] + 2 * self.border - 2, x.shape[2] + 2 * self.border - 2
+        return x.shape[1] + 2 * self.padding - 2, x.shape[2] + 2 * self.padding - 2
 
     def _convolved(self, x: Tensor, relu: bool) -> Tensor:
         assert self.conv is not None
@@ -192,22 +192,22 @@ class Conv(nn.Module):
         x = F.pad(x, (0, self.pad)).permute(0, 3, 1, 2)
         if relu and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and torch.backends.cudnn.enabled:
             weight, bias = self.conv.weight.to(x.dtype), self.conv.bias.to(x.dtype)
-            boards: Tensor = _ConvReLU.apply(x, weight, bias, self.conv.stride[0], self.border)
+            boards: Tensor = _ConvReLU.apply(x, weight, bias, self.conv.stride[0], self.padding)
         else:
             boards = self.conv(x)
             boards = F.relu(boards) if relu else boards
         return boards.permute(0, 2, 3, 1)
 
 
-def _everywhere(height: int, width: int, channels: int, border: int, columns: int) -> Tensor:
+def _everywhere(height: int, width: int, channels: int, padding: int, columns: int) -> Tensor:
     """Where each weight of a convolution applies: (inputs, cells that come out, columns) bfloat16 of zeros and ones.
 
     Inputs are rounded up to a multiple of 8. Column (3 i + j) * channels + c is of channel c of the neighbour (i, j).
     """
-    high, wide = height + 2 * border - 2, width + 2 * border - 2
+    high, wide = height + 2 * padding - 2, width + 2 * padding - 2
     found = torch.zeros(round_up(height * width * channels, 8), high * wide, columns, dtype=torch.bfloat16)
     for row, column, i, j in itertools.product(range(high), range(wide), range(3), range(3)):
-        y, x = row + i - border, column + j - border
+        y, x = row + i - padding, column + j - padding
         if 0 <= y < height and 0 <= x < width:
             for c in range(channels):
                 found[(y * width + x) * channels + c, row * wide + column, (3 * i + j) * channels + c] = 1
@@ -218,24 +218,24 @@ class _ConvReLU(torch.autograd.Function):
     """A convolution, its bias and a ReLU in one kernel of a GPU's library: what it gives is written and read once less."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, border: int) -> Tensor:
-        out = torch.cudnn_convolution_relu(x, weight, bias, [stride, stride], [border, border], [1, 1], 1)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+        out = torch.cudnn_convolution_relu(x, weight, bias, [stride, stride], [padding, padding], [1, 1], 1)
         ctx.save_for_backward(x, weight, out)
-        ctx.stride, ctx.border = stride, border
+        ctx.stride, ctx.padding = stride, padding
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
         gradient = torch.where(out > 0, gradient, 0)
-        stride, border = [ctx.stride] * 2, [ctx.border] * 2
+        stride, padding = [ctx.stride] * 2, [ctx.padding] * 2
         found = torch.ops.aten.convolution_backward(
             gradient,
             x,
             weight,
             [weight.shape[0]],
             stride,
-            border,
+            padding,
             [1, 1],
             False,
             [0, 0],
@@ -387,7 +387,7 @@ def gaussian(random_bits: Tensor) -> Tensor:
     return math.sqrt(2.0) * torch.erfinv(centred)
 
 
-def first_weights(net: nn.Module, init: str) -> None:
+def init_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             for weights in _blocks(module):
@@ -397,7 +397,7 @@ def first_weights(net: nn.Module, init: str) -> None:
     for module in net.modules():
         if isinstance(module, Head):  # small first values: nothing is believed before it is learned
             nn.init.normal_(module.out.weight, std=_SMALL)
-        if isinstance(module, Twins):
+        if isinstance(module, TwinMLP):
             for block in module.first.weight.data.chunk(2):
                 _begin(block, init)
             for block in _blocks(module.head):
@@ -414,7 +414,7 @@ def first_weights(net: nn.Module, init: str) -> None:
 
 def _blocks(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, ...]:
     """The weights of a layer, of each of the two in a pair; what belongs to neither becomes 0."""
-    if not isinstance(layer, Pair):
+    if not isinstance(layer, BlockDiagonalLinear):
         return (layer.weight,)
     nn.init.zeros_(layer.weight)
     upper, lower = layer.weight.data.chunk(2)

@@ -8,37 +8,39 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from redline.core.records import Turn
+from redline.core.records import PolicyInput
 
 
-class Acts(ABC):
-    """Plays all lanes with the behaviour policy; others may play it too and hand over what it said, see `remember`."""
+class ActingLearner(ABC):
+    """Plays all environments with the behaviour policy; others may play it too and hand over what it said, see `remember`."""
 
     num_envs: int
     key: Tensor  # () int32: root of its random streams
-    acted: Tensor  # () int64: turns every lane has had
+    acted: Tensor  # () int64: turns every environment has had
     progress: Tensor  # () float32: share of training done
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy for all lanes; what they were chosen from is remembered."""
-        lane = torch.arange(self.num_envs, device=obs.device)
-        turn = Turn(obs, legal, self.key, lane, self.num_envs, self.acted, self.acted, self.progress)
-        action, outputs = self.behave(turn)
+        """Actions (N,) int64 of the behaviour policy for all environments; what they were chosen from is remembered."""
+        env_index = torch.arange(self.num_envs, device=obs.device)
+        policy_input = PolicyInput(
+            obs, legal, self.key, env_index, self.num_envs, self.acted, self.acted, self.progress
+        )
+        action, outputs = self.select_actions(policy_input)
         self.remember(obs, legal, action, outputs)
         return action
 
     @property
     @abstractmethod
-    def plays(self) -> nn.Module:
+    def acting_network(self) -> nn.Module:
         """The network whose weights the behaviour policy has."""
 
     @abstractmethod
-    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def select_actions(self, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Actions (N,) int64 of the behaviour policy, and what it says of them, the algorithm's OUTPUTS, (N,) each."""
 
     @abstractmethod
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Keep what a turn of all lanes was played from; gives where it lies, if it does."""
+        """Keep what a turn of all environments was played from; gives where it lies, if it does."""
 
 
 class Hooks:

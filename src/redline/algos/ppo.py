@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.algos import nets, onpolicy
-from redline.algos.onpolicy import OnPolicy, OnPolicyConfig
-from redline.algos.onpolicy import complete as complete
-from redline.algos.onpolicy import memory_bytes as memory_bytes
-from redline.algos.optim import flatten, linear
+from redline.algos import networks, on_policy
+from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
+from redline.algos.on_policy import fill_defaults as fill_defaults
+from redline.algos.on_policy import memory_bytes as memory_bytes
+from redline.algos.optimizer import flatten, linear
 from redline.core import random
-from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
+from redline.core.records import EnvKind, Hardware, PolicyInput, Runtime, Spec
 from redline.envs.batch import Rules, legal
 
 
@@ -30,26 +30,28 @@ class Config(OnPolicyConfig):
     """Settings of PPO."""
 
     gae_lambda: float = 0.95
-    clip: float = 0.2  # a probability may change by this share before it stops counting
+    clip_range: float = 0.2  # a probability may change by this share before it stops counting
     value_coef: float = 0.5
     entropy_coef: float = 0.01  # at the start of training
     entropy_end: float = 0.001  # at its end
     target_kl: float = (
         0.0  # an update that moved the policy farther than this learns no more from its rollout; 0: no limit
     )
-    average: float = 0.0  # share kept of the average of all weights so far, a gradient step; it plays greedily. 0: none
+    ema_decay: float = (
+        0.0  # share kept of the average of all weights so far, a gradient step; it plays greedily. 0: none
+    )
     separate: bool = False  # policy and value are networks of their own
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.expect(("gae_lambda",), "a number from 0 to 1", lambda x: 0 <= x <= 1)
-        self.expect(("average",), "a number from 0 to below 1", lambda x: 0 <= x < 1)
-        self.expect(("clip",), "a number above 0", lambda x: x > 0)
+        self.expect(("ema_decay",), "a number from 0 to below 1", lambda x: 0 <= x < 1)
+        self.expect(("clip_range",), "a number above 0", lambda x: x > 0)
         self.expect(("value_coef", "entropy_coef", "entropy_end", "target_kl"), "0 or more", lambda x: x >= 0)
 
 
-FIXED = (*onpolicy.FIXED, "separate", "average")
-_AVERAGE = "average."  # before the names of averaged weights in a checkpoint
+RESUME_FIXED = (*on_policy.RESUME_FIXED, "separate", "ema_decay")
+_AVERAGE = "ema."  # before the names of averaged weights in a checkpoint
 
 
 def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
@@ -61,7 +63,10 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
                 max(8, hardware.cores),
                 "one for each core, and enough to share the cost of asking the network",
             ),
-            "rollout": (512 if gpu else 256, "few games: long rollouts, so that there is something to learn from"),
+            "rollout_steps": (
+                512 if gpu else 256,
+                "few games: long rollouts, so that there is something to learn from",
+            ),
             "epochs": (10 if gpu else 4, "environments play slowly here: each step is learned from often"),
             "batch_size": (256 if gpu else 64, "many small steps from each rollout"),
             "hidden": ((256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
@@ -80,7 +85,7 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
         often = "new games cost little here: more of them beats learning twice as often from each"
     return {
         "num_envs": (games, fill),
-        "rollout": (32, "short rollouts of many games are learned from while they are fresh"),
+        "rollout_steps": (32, "short rollouts of many games are learned from while they are fresh"),
         "epochs": (2 if gpu else 3, often),
         "hidden": (hidden, width),
     }
@@ -107,36 +112,36 @@ def normalised(advantages: Tensor, among: Tensor | None = None) -> Tensor:
     return (advantages - mean) / (spread + 1e-5 * (1 + mean.abs()))
 
 
-def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: float) -> Tensor:
+def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """The clipped surrogate, to be made small: () from three of (B,)."""
     ratio = (logp - old_logp).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages).mean()
 
 
-OUTPUTS = ("value", "logp")  # what is said of each action besides it: the state's value, its log-probability
+POLICY_OUTPUTS = ("value", "logp")  # what is said of each action besides it: the state's value, its log-probability
 
 
 @torch.no_grad()
-def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+def select_actions(config: Config, net: nn.Module, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Actions (N,) int64 drawn from the policy, and OUTPUTS, (N,) float32 each."""
     del config
-    logits, value = net(turn.obs, turn.legal)
+    logits, value = net(policy_input.obs, policy_input.legal)
     actions = logits.shape[1]
-    number = turn.lane.unsqueeze(1) * actions + torch.arange(actions, device=logits.device)
-    noise = random.gumbel(random.bits(random.fold(turn.key, 2 * turn.draw), number))
+    number = policy_input.env_index.unsqueeze(1) * actions + torch.arange(actions, device=logits.device)
+    noise = random.gumbel(random.bits(random.fold(policy_input.key, 2 * policy_input.draw), number))
     action: Tensor = (logits + noise).argmax(1)
-    return action, (value, nets.gather(logits.log_softmax(1), action))
+    return action, (value, networks.gather(logits.log_softmax(1), action))
 
 
-def behaviour_net(spec: Spec, config: Config) -> nets.ActorCritic:
+def acting_network(spec: Spec, config: Config) -> networks.ActorCritic:
     """What plays: `behave` is asked with it."""
-    return nets.build_actor_critic(spec, config, 0, config.gamma, config.separate)
+    return networks.build_actor_critic(spec, config, 0, config.gamma, config.separate)
 
 
-class Learner(OnPolicy):
+class Learner(OnPolicyLearner):
     """Four verbs: act, ingest, update, state_dict."""
 
-    net: nets.ActorCritic
+    net: networks.ActorCritic
     metrics = ("loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 
     def __init__(
@@ -149,15 +154,15 @@ class Learner(OnPolicy):
         runtime: Runtime,
         accumulate: int = 1,
     ) -> None:
-        """`state` (N, …) is an example of the game's State of all lanes."""
-        self.config, _ = config, _ = complete(config, num_envs)
+        """`state` (N, …) is an example of the game's State of all environments."""
+        self.config, _ = config, _ = fill_defaults(config, num_envs)
         spec = rules.game.spec(rules.config)
-        net = nets.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
-        size = config.rollout * num_envs
+        net = networks.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
+        size = config.rollout_steps * num_envs
         self.logp, self.advantage = (torch.zeros(size, device=runtime.device) for _ in range(2))
         self.moved = torch.zeros((), device=runtime.device)  # how far this update moved the policy
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
-        self.averaged = copy.deepcopy(self.net).requires_grad_(False) if config.average else None
+        self.averaged = copy.deepcopy(self.net).requires_grad_(False) if config.ema_decay else None
         self.average_flat = flatten(self.averaged) if self.averaged is not None else None
 
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -167,9 +172,9 @@ class Learner(OnPolicy):
             logits: Tensor = net(obs, legal)[0]
         return logits.argmax(1)
 
-    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def select_actions(self, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
         with self.runtime.autocast():
-            return behave(self.config, self.player, turn)
+            return select_actions(self.config, self.player, policy_input)
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
@@ -202,16 +207,16 @@ class Learner(OnPolicy):
             logits, value = self.net(self.obs.index_select(0, index), None if self.legal is None else self.legal[index])
         every_logp = logits.log_softmax(1)
         entropy = -(every_logp.exp() * every_logp).sum(1).mean()  # an illegal action has probability 0
-        logp, old_logp = nets.gather(every_logp, self.action[index]), self.logp[index]
+        logp, old_logp = networks.gather(every_logp, self.action[index]), self.logp[index]
         advantage = normalised(self.advantage[index], None if whole is None else self.advantage[whole])
-        surrogate = policy_loss(logp, old_logp, advantage, config.clip)
+        surrogate = policy_loss(logp, old_logp, advantage, config.clip_range)
         value_loss = 0.5 * ((value - self.target[index]) / self.net.deviation).square().mean()
         bonus = linear(config.entropy_coef, config.entropy_end, self.progress)
         loss = (surrogate + config.value_coef * value_loss - bonus * entropy) / self.accumulate
         with torch.no_grad():
             change = logp - old_logp
             ratio = change.exp()
-            clipped = ((ratio - 1).abs() > config.clip).to(torch.float32).mean()
+            clipped = ((ratio - 1).abs() > config.clip_range).to(torch.float32).mean()
             kl = (ratio - 1 - change).mean()
             if config.target_kl:
                 self.moved.copy_(torch.maximum(self.moved, kl))
@@ -224,7 +229,7 @@ class Learner(OnPolicy):
         near = self.moved <= self.config.target_kl if self.config.target_kl else None
         self.optimizer.step(gradients, near)
         if self.average_flat is not None:
-            self.average_flat.lerp_(self.optimizer.flat, 1.0 - self.config.average)
+            self.average_flat.lerp_(self.optimizer.flat, 1.0 - self.config.ema_decay)
 
     def model(self) -> dict[str, Tensor]:
         """All weights, by name."""
@@ -235,7 +240,7 @@ class Learner(OnPolicy):
 class Policy(nn.Module):
     """The policy of an actor-critic network: forward(obs (N, …), legal=None) -> logits (N, A)."""
 
-    def __init__(self, net: nets.ActorCritic) -> None:
+    def __init__(self, net: networks.ActorCritic) -> None:
         super().__init__()
         self.net = net
 
@@ -244,9 +249,9 @@ class Policy(nn.Module):
         return logits
 
 
-def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
+def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> logits (N, A)."""
-    net = behaviour_net(spec, config)
+    net = acting_network(spec, config)
     averages = {k.removeprefix(_AVERAGE): v for k, v in model.items() if k.startswith(_AVERAGE)}
     net.load_state_dict(averages or model)
     return Policy(net).eval()

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.algos import nets, onpolicy, ppo
-from redline.algos.explore import ladder
-from redline.algos.onpolicy import OnPolicy, OnPolicyConfig
-from redline.algos.onpolicy import complete as complete
-from redline.algos.onpolicy import memory_bytes as memory_bytes
+from redline.algos import networks, on_policy, ppo
+from redline.algos.exploration import epsilon_ladder
+from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
+from redline.algos.on_policy import fill_defaults as fill_defaults
+from redline.algos.on_policy import memory_bytes as memory_bytes
 from redline.core import random, select
-from redline.core.records import EnvKind, Hardware, Runtime, Spec, Turn
+from redline.core.records import EnvKind, Hardware, PolicyInput, Runtime, Spec
 from redline.envs.batch import Rules, legal
 
 
@@ -44,7 +44,7 @@ class Config(OnPolicyConfig):
         self.expect(("q_lambda", *rates), "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
 
-FIXED = (*onpolicy.FIXED, "dueling")
+RESUME_FIXED = (*on_policy.RESUME_FIXED, "dueling")
 
 
 def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
@@ -53,7 +53,7 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     if kind == "process":
         return found | {
             "num_envs": (max(16, hardware.cores), "without replay only many environments at once give various samples"),
-            "rollout": (64, "what is played is learned from while it is fresh"),
+            "rollout_steps": (64, "what is played is learned from while it is fresh"),
             "batch_size": (0, "an eighth of what is played between two updates"),
             "q_lambda": (0.95, "rewards that come late are seen through whole rollouts"),
             "learning_rate": (1e-3, "few steps are played: each must teach more"),
@@ -80,37 +80,39 @@ def q_returns(
     return torch.stack(found[::-1])
 
 
-def epsilon(config: Config, progress: Tensor, lanes: Tensor, num_envs: int) -> Tensor:
-    """Share of random moves of each lane, (N,) float32: the ladder is reached after the share of training `exploration`."""
+def epsilon(config: Config, progress: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
+    """Share of random moves of each environment, (N,) float32: the ladder is reached after the share of training `exploration`."""
     done = progress / max(config.exploration, 1e-8)
-    return ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, lanes, num_envs)
+    return epsilon_ladder(config.epsilon_start, config.epsilon_high, config.epsilon_low, done, env_index, num_envs)
 
 
-OUTPUTS = ("value", "chosen")  # what is said of each action besides it: the value of the best, and its own
+POLICY_OUTPUTS = ("value", "chosen")  # what is said of each action besides it: the value of the best, and its own
 
 
 @torch.no_grad()
-def behave(config: Config, net: nn.Module, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Actions (N,) int64, epsilon-greedy, each lane with its own epsilon; and OUTPUTS, (N,) float32 each."""
-    values: Tensor = net(turn.obs, turn.legal)
-    key = random.fold(turn.key, 2 * turn.draw)
-    rate = epsilon(config, turn.progress, turn.lane, turn.lanes)
-    explore = random.uniform(random.bits(key, 2 * turn.lane)) < rate
-    draw = random.bits(key, 2 * turn.lane + 1)
-    anything = random.below(draw, values.shape[1]) if turn.legal is None else select.draw(turn.legal, draw)
+def select_actions(config: Config, net: nn.Module, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions (N,) int64, epsilon-greedy, each environment with its own epsilon; and OUTPUTS, (N,) float32 each."""
+    values: Tensor = net(policy_input.obs, policy_input.legal)
+    key = random.fold(policy_input.key, 2 * policy_input.draw)
+    rate = epsilon(config, policy_input.progress, policy_input.env_index, policy_input.num_envs)
+    explore = random.uniform(random.bits(key, 2 * policy_input.env_index)) < rate
+    draw = random.bits(key, 2 * policy_input.env_index + 1)
+    anything = (
+        random.below(draw, values.shape[1]) if policy_input.legal is None else select.draw(policy_input.legal, draw)
+    )
     action = torch.where(explore, anything, values.argmax(1))
-    return action, (_best(values, turn.legal), nets.gather(values, action))
+    return action, (_best(values, policy_input.legal), networks.gather(values, action))
 
 
-def behaviour_net(spec: Spec, config: Config) -> nets.ValueNet:
+def acting_network(spec: Spec, config: Config) -> networks.ValueNet:
     """What plays: `behave` is asked with it."""
-    return nets.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
+    return networks.build(spec, config, seed=0, gamma=config.gamma, dueling=config.dueling)
 
 
-class Learner(OnPolicy):
+class Learner(OnPolicyLearner):
     """Four verbs: act, ingest, update, state_dict."""
 
-    net: nets.Net | nets.Afterstates
+    net: networks.Net | networks.Afterstates
     metrics = ("loss", "q_mean", "epsilon")
 
     def __init__(
@@ -123,10 +125,10 @@ class Learner(OnPolicy):
         runtime: Runtime,
         accumulate: int = 1,
     ) -> None:
-        """`state` (N, …) is an example of the game's State of all lanes."""
-        self.config, _ = config, _ = complete(config, num_envs)
+        """`state` (N, …) is an example of the game's State of all environments."""
+        self.config, _ = config, _ = fill_defaults(config, num_envs)
         spec = rules.game.spec(rules.config)
-        net = nets.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
+        net = networks.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
         self.neutral = torch.zeros_like(self.value)  # what the actions taken were thought to be worth
 
@@ -142,9 +144,9 @@ class Learner(OnPolicy):
             values: Tensor = self.net(obs, legal)
         return values.argmax(1)
 
-    def behave(self, turn: Turn) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def select_actions(self, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
         with self.runtime.autocast():
-            return behave(self.config, self.player, turn)
+            return select_actions(self.config, self.player, policy_input)
 
     def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
@@ -171,8 +173,8 @@ class Learner(OnPolicy):
             values = self.net.chosen(self.obs.index_select(0, index), self.action[index])
         loss = 0.5 * (values - self.target[index]).square().mean() / self.accumulate
         with torch.no_grad():
-            lane = torch.arange(self.num_envs, device=index.device)
-            boldness = epsilon(self.config, self.progress, lane, self.num_envs).mean()
+            env_index = torch.arange(self.num_envs, device=index.device)
+            boldness = epsilon(self.config, self.progress, env_index, self.num_envs).mean()
             measured = torch.stack([values.mean(), boldness]) / self.accumulate
         return loss, torch.cat([loss.detach().unsqueeze(0), measured])
 
@@ -187,8 +189,8 @@ def _best(values: Tensor, legal: Tensor | None) -> Tensor:
     return best if legal is None else torch.where(legal.any(1), best, 0.0)
 
 
-def policy_net(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
+def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
     """The greedy network of a checkpoint's model group: forward(obs (N, …), legal=None) -> values (N, A)."""
-    net = behaviour_net(spec, config)
+    net = acting_network(spec, config)
     net.load_state_dict(model)
     return net.eval()

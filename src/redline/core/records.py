@@ -18,7 +18,7 @@ from torch import Tensor
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
 # Classes of machines: a CPU of up to 4 cores or more; a GPU below 10 GB, up to 30 GB or without bfloat16 (T4, RTX), above.
 Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
-EnvKind = Literal["tensor", "process"]  # games of tensors on the device, or environments that the host must step
+EnvKind = Literal["tensor", "process"]  # tensor games on the device, or environments that the host must step
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Episode(NamedTuple):
 
     length: Tensor  # int32: steps
     score: Tensor  # int32
-    reward: Tensor  # float32: sum of rewards
+    episode_return: Tensor  # float32: sum of rewards
 
 
 class Step(NamedTuple):
@@ -79,21 +79,21 @@ class Batch(NamedTuple):
     place: Tensor | None = None  # int64: which transition of a memory with priorities this is
 
 
-class Turn(NamedTuple):
-    """What a behaviour policy is asked: some of the lanes, to be moved."""
+class PolicyInput(NamedTuple):
+    """What a behaviour policy is asked: some of the environments, to be moved."""
 
     obs: Tensor  # (N, …)
     legal: Tensor | None  # (N, A) bool; None: all actions are
     key: Tensor  # () int32: root of the policy's random streams
-    lane: Tensor  # (N,) int64: their numbers among all
-    lanes: int  # of all
-    draw: Tensor  # () int64: number of the draw; no two turns of a lane have the same
-    acted: Tensor  # () int64: turns every lane has had before
+    env_index: Tensor  # (N,) int64: their numbers among all
+    num_envs: int  # of all
+    draw: Tensor  # () int64: number of the draw; no two turns of a environment have the same
+    acted: Tensor  # () int64: turns every environment has had before
     progress: Tensor  # () float32: share of training done
 
 
-class Rollout(NamedTuple):
-    """What a collector hands to a learner: one step of all lanes. Each (N, …)."""
+class Transition(NamedTuple):
+    """What a collector hands to a learner: one step of all environments. Each (N, …)."""
 
     state: Any  # the game's State the action was taken in
     action: Tensor  # int64
@@ -151,7 +151,7 @@ def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
 
 
 def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
-    """Lane by lane: `yes` where `condition` (N,) bool, else `no`."""
+    """Lane by environment: `yes` where `condition` (N,) bool, else `no`."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition.view(-1, *(1,) * (a.dim() - 1)), a, b)

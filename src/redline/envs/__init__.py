@@ -14,8 +14,8 @@ from redline import games
 from redline.core.errors import UserError, nearest
 from redline.core.records import Episode, Spec
 from redline.envs import batch
-from redline.envs.batch import Lanes, Rules
-from redline.envs.host import PREFIX, HostGame
+from redline.envs.batch import EnvState, Rules
+from redline.envs.gym_envs import PREFIX, GymGame
 from redline.envs.mario import MarioGame
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "with_live",
 ]
 
-HOSTS: dict[str, type[HostGame]] = {"gym": HostGame, "mario": MarioGame}  # by what stands before the colon of a name
+HOSTS: dict[str, type[GymGame]] = {"gym": GymGame, "mario": MarioGame}  # by what stands before the colon of a name
 _LIVE_DTYPES = {int: torch.int32, float: torch.float32}
 
 
@@ -56,7 +56,7 @@ class Env:
         if num_envs < 1:
             raise UserError(f"num_envs is {num_envs}; expected at least 1 environment.")
         self.rules, self.num_envs, self.device, self.seed = rules, num_envs, torch.device(device), seed
-        self.lanes: Lanes | None = None
+        self.state: EnvState | None = None
 
     @property
     def spec(self) -> Spec:
@@ -64,35 +64,35 @@ class Env:
 
     @torch.no_grad()
     def reset(self, seed: int | None = None) -> Tensor:
-        """Start every lane's first episode and return the observations (N, …)."""
+        """Start every environment's first episode and return the observations (N, …)."""
         self.seed = self.seed if seed is None else seed
-        lanes = torch.arange(self.num_envs, device=self.device)
-        self.lanes = batch.reset(self.rules, batch.lane_keys(self.seed, lanes))
+        env_index = torch.arange(self.num_envs, device=self.device)
+        self.state = batch.reset(self.rules, batch.env_keys(self.seed, env_index))
         return self.observe()
 
     @torch.no_grad()
     def step(self, action: Tensor) -> EnvStep:
-        """Play action (N,) integer in every lane; a lane whose episode ends starts the next one in the same step."""
-        if self.lanes is None:
+        """Play action (N,) integer in every environment; a environment whose episode ends starts the next one in the same step."""
+        if self.state is None:
             raise UserError("step was called before reset; call reset first.")
         if action.shape != (self.num_envs,):
             raise UserError(f"step expects actions of shape ({self.num_envs},), got {tuple(action.shape)}.")
-        self.lanes, step = batch.step(self.rules, self.lanes, action.to(self.device))
+        self.state, step = batch.step(self.rules, self.state, action.to(self.device))
         final_obs = self.rules.game.observe(self.rules.config, step.final_state)
         return EnvStep(self.observe(), step.reward, step.terminated, step.truncated, step.won, final_obs, step.episode)
 
     @torch.no_grad()
     def observe(self) -> Tensor:
         """The present observations (N, …)."""
-        if self.lanes is None:
+        if self.state is None:
             raise UserError("observe was called before reset; call reset first.")
-        return self.rules.game.observe(self.rules.config, self.lanes.game)
+        return self.rules.game.observe(self.rules.config, self.state.game)
 
     def legal(self) -> Tensor:
         """(N, A) bool: the actions that may be taken now."""
-        if self.lanes is None:
+        if self.state is None:
             raise UserError("legal was called before reset; call reset first.")
-        return self.rules.game.legal(self.rules.config, self.lanes.game)
+        return self.rules.game.legal(self.rules.config, self.state.game)
 
 
 def load_game(name: str) -> games.Game:
@@ -102,7 +102,7 @@ def load_game(name: str) -> games.Game:
         return cast(games.Game, HOSTS[kind](name))
     if name not in games.names():
         hint = nearest(kind, [*games.names(), *HOSTS]) or "."
-        known = [*games.names(), *(host.SPELLING for host in HOSTS.values() if host is not HostGame)]
+        known = [*games.names(), *(host.SPELLING for host in HOSTS.values() if host is not GymGame)]
         raise UserError(f"There is no game '{name}'{hint} Games: {', '.join(known)}; gym:ID takes one of Gymnasium's.")
     return games.load(name)
 
@@ -177,5 +177,5 @@ def make(
     if name.partition(":")[0] in HOSTS:
         own = f"gymnasium.make({name.removeprefix(PREFIX)!r})"
         other = f"redline.envs.load_game({name!r}).make(options)"
-        raise UserError(f"{name} is no game of tensors; make it with {own if name.startswith(PREFIX) else other}.")
+        raise UserError(f"{name} is no tensor game; make it with {own if name.startswith(PREFIX) else other}.")
     return Env(make_rules(name, options, time_limit), num_envs, device, seed)

@@ -24,26 +24,26 @@ class Rules(NamedTuple):
     time_limit: int  # steps until an episode is truncated, 0: none
 
 
-class Lanes(NamedTuple):
-    """The state of N environments. A lane plays one game after another, each from its own random stream."""
+class EnvState(NamedTuple):
+    """The state of N environments. A environment plays one game after another, each from its own random stream."""
 
     game: Any  # the game's State
-    key: Tensor  # (N,) int32: root of the lane's streams, from seed and lane number
+    key: Tensor  # (N,) int32: root of the environment's streams, from seed and environment number
     played: Tensor  # (N,) int32: episodes finished
     episode: Episode  # the one under way
 
 
-def lane_keys(seed: int, lanes: Tensor) -> Tensor:
-    """Root keys of the given lane numbers (N,) int64 -> (N,) int32. Lane i has the same key in a batch of any size."""
-    return random.fold(random.seed_key(seed, lanes.device), lanes)
+def env_keys(seed: int, envs: Tensor) -> Tensor:
+    """Root keys of the given environment numbers (N,) int64 -> (N,) int32. Lane i has the same key in a batch of any size."""
+    return random.fold(random.seed_key(seed, envs.device), envs)
 
 
-def reset(rules: Rules, keys: Tensor) -> Lanes:
-    """Start every lane's first episode. keys (N,) int32."""
+def reset(rules: Rules, keys: Tensor) -> EnvState:
+    """Start every environment's first episode. keys (N,) int32."""
     zero = torch.zeros_like(keys)
-    episode = Episode(length=zero, score=zero.clone(), reward=torch.zeros_like(keys, dtype=torch.float32))
+    episode = Episode(length=zero, score=zero.clone(), episode_return=torch.zeros_like(keys, dtype=torch.float32))
     state = rules.game.init(rules.config, random.fold(keys, zero))
-    return Lanes(game=state, key=keys, played=zero.clone(), episode=episode)
+    return EnvState(game=state, key=keys, played=zero.clone(), episode=episode)
 
 
 def legal(rules: Rules, state: Any) -> Tensor | None:
@@ -53,31 +53,31 @@ def legal(rules: Rules, state: Any) -> Tensor | None:
     return rules.game.legal(rules.config, state)
 
 
-def step(rules: Rules, lanes: Lanes, action: Tensor, cut: Tensor | None = None) -> tuple[Lanes, Step]:
-    """Play one action (N,) in every lane; lanes whose episode ended start the next one in the same step.
+def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None = None) -> tuple[EnvState, Step]:
+    """Play one action (N,) in every environment; environments whose episode ended start the next one in the same step.
 
     Where `cut` (N,) bool an episode is truncated that would go on.
     """
-    state, reward, terminated, events = rules.game.step(rules.config, lanes.game, action)
+    state, reward, terminated, events = rules.game.step(rules.config, envs.game, action)
     episode = Episode(
-        length=lanes.episode.length + 1,
-        score=lanes.episode.score + events.score,
-        reward=lanes.episode.reward + reward,
+        length=envs.episode.length + 1,
+        score=envs.episode.score + events.score,
+        episode_return=envs.episode.episode_return + reward,
     )
     truncated = events.truncated
     if rules.time_limit:
         truncated = truncated | (episode.length >= rules.time_limit)
-    if cut is not None:
-        truncated = truncated | cut
+    if truncate is not None:
+        truncated = truncated | truncate
     truncated = truncated & ~terminated
     ended = terminated | truncated
 
-    played = lanes.played + ended.to(torch.int32)
-    fresh = rules.game.init(rules.config, random.fold(lanes.key, played))
+    played = envs.played + ended.to(torch.int32)
+    fresh = rules.game.init(rules.config, random.fold(envs.key, played))
     zero = Episode(*(torch.zeros_like(x) for x in episode))
-    after = Lanes(
+    after = EnvState(
         game=where(ended, fresh, state),
-        key=lanes.key,
+        key=envs.key,
         played=played,
         episode=where(ended, zero, episode),
     )

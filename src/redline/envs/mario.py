@@ -9,7 +9,7 @@ An episode ends with the flag, or the axe of a castle, which is to win, and with
 who gets no further for `patience` frames is cut short. The emulator knows no chance. Episodes differ by the actions alone, and
 so by `sticky`, and by `noops`.
 
-For practice (`--retry`) the emulator keeps one moment, which is all it has room for: of a whole game every so many frames. A
+For practice (`--backplay`) the emulator keeps one moment, which is all it has room for: of a whole game every so many frames. A
 loss leaves it where it was last kept, and that is where practice begins, unless nothing can be saved from there.
 """
 
@@ -31,7 +31,7 @@ from gymnasium import spaces
 
 from redline.core.errors import UserError
 from redline.core.records import Hardware
-from redline.envs.host import HostConfig, HostGame, for_images
+from redline.envs.gym_envs import GymConfig, GymGame, for_images
 
 _RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the joypad; A jumps, B runs
 _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # SIMPLE_MOVEMENT of the package
@@ -43,7 +43,7 @@ _LEVEL = re.compile(r"mario(?::([1-8])-([1-4]))?")
 
 
 @dataclass(frozen=True)
-class MarioConfig(HostConfig):
+class MarioConfig(GymConfig):
     """Options of a level. A second has 60 frames."""
 
     noops: int = 0  # frames that pass before the agent plays, at most: as many as chance has it
@@ -56,14 +56,14 @@ class MarioConfig(HostConfig):
                 raise UserError(f"env.{name} is {getattr(self, name)}; expected at least 0.")
 
 
-class MarioGame(HostGame):
+class MarioGame(GymGame):
     """A level of Super Mario Bros. in the place of a game. The score is how far Mario got, in pixels."""
 
     SPELLING = "mario:W-S"
     SCORE_NAME = "furthest x"
     SCORE = "furthest_x"
     WON = "won"
-    GOES_BACK = True
+    CAN_RESTORE = True
     Config = MarioConfig
 
     def __init__(self, name: str) -> None:
@@ -82,7 +82,7 @@ class MarioGame(HostGame):
         found: dict[str, tuple[Any, str]] = {
             "algo": ("ppo", "needs the fewest settings to be right"),
             "frame_skip": (4, "a person decides no faster"),
-            "retry": (0.5, "what Mario dies of is met more often than the way to it"),
+            "backplay": (0.5, "what Mario dies of is met more often than the way to it"),
         }
         found |= for_images(_SCREEN[2], hardware)
         # With those for more cores, and actions chosen in the actors, the flag was reached in nine of ten games after a quarter
@@ -93,13 +93,13 @@ class MarioGame(HostGame):
             "ppo.learning_rate": (2.5e-4, steady),
             "ppo.learning_rate_end": (5e-5, "in the end every jump counts"),
             "ppo.target_kl": (0.04, steady),
-            "ppo.average": (0.998, "what plays in the end is steadier than what explores"),
+            "ppo.ema_decay": (0.998, "what plays in the end is steadier than what explores"),
         }
         if hardware.tier != "cpu-few":
             games = 4 * max(2, hardware.cores - 1)
             found |= {
                 "ppo.num_envs": (games, "four for each core that plays share a question"),
-                "ppo.rollout": (64, "longer than any jump; many games at once are more various than long ones"),
+                "ppo.rollout_steps": (64, "longer than any jump; many games at once are more various than long ones"),
                 "ppo.batch_size": (games * 64 // 6, "a sixth of what is played between two updates"),
                 "ppo.epochs": (5, "emulators are slow: each step is learned from often"),
             }
@@ -127,7 +127,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         emulator, wanted = self._running(), options or {}
-        self.every, self.frames = wanted.get("moments", 0), 0
+        self.every, self.frames = wanted.get("snapshots", 0), 0
         moment = self.moment if wanted.get("again") else None
         self.practice = moment is not None
         if moment is not None:

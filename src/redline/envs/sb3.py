@@ -14,7 +14,7 @@ import torch
 
 from redline.core.errors import UserError
 from redline.envs import Env, batch
-from redline.envs.gym import (
+from redline.envs.gymnasium_adapter import (
     Array,
     check_legal,
     checked_actions,
@@ -35,10 +35,10 @@ Indices = int | Iterable[int] | None
 
 
 class SB3VecEnv(VecEnv):
-    """The N lanes of an Env as SB3's N environments; observations, rewards and dones as numpy arrays.
+    """The N environments of an Env as SB3's N environments; observations, rewards and dones as numpy arrays.
 
     The first `reset` starts the Env's seed, or the one given to `seed`; a later one without a new seed goes on to every
-    lane's next episode. The info of a lane whose episode ended holds `terminal_observation`, `TimeLimit.truncated`,
+    environment's next episode. The info of a environment whose episode ended holds `terminal_observation`, `TimeLimit.truncated`,
     `episode` (r, l, score) and `is_success` (won).
     """
 
@@ -48,10 +48,12 @@ class SB3VecEnv(VecEnv):
         super().__init__(env.num_envs, *game_spaces(env.spec))
 
     def reset(self) -> Array:
-        seed = self._seeds[0]  # SB3 counts up from it, a seed an environment; here lane i belongs to the one seed
-        if seed is None and self.env.lanes is not None:
+        seed = self._seeds[
+            0
+        ]  # SB3 counts up from it, a seed an environment; here environment i belongs to the one seed
+        if seed is None and self.env.state is not None:
             every = torch.ones(self.num_envs, dtype=torch.bool, device=self.env.device)
-            self.env.lanes = next_episode(self.env.rules, self.env.lanes, every)
+            self.env.state = next_episode(self.env.rules, self.env.state, every)
             obs = self.env.observe()
         else:
             obs = self.env.reset(seed)
@@ -61,7 +63,7 @@ class SB3VecEnv(VecEnv):
 
     def step_async(self, actions: Array) -> None:
         checked = checked_actions(actions, self.num_envs, self.env.spec.num_actions)
-        legal = None if self.env.lanes is None else batch.legal(self.env.rules, self.env.lanes.game)
+        legal = None if self.env.state is None else batch.legal(self.env.rules, self.env.state.game)
         if legal is not None:
             check_legal(checked, to_numpy(legal))
         self._actions = torch.as_tensor(checked)
@@ -73,12 +75,12 @@ class SB3VecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         if dones.any():
             stats, won, final_obs = episode_stats(step.episode), to_numpy(step.won), to_numpy(step.final_obs)
-            for lane in np.flatnonzero(dones):
-                infos[lane] = {
-                    "TimeLimit.truncated": bool(truncated[lane]),
-                    "terminal_observation": final_obs[lane].copy(),
-                    "episode": {name: values[lane].item() for name, values in stats.items()},
-                    "is_success": bool(won[lane]),
+            for env_index in np.flatnonzero(dones):
+                infos[env_index] = {
+                    "TimeLimit.truncated": bool(truncated[env_index]),
+                    "terminal_observation": final_obs[env_index].copy(),
+                    "episode": {name: values[env_index].item() for name, values in stats.items()},
+                    "is_success": bool(won[env_index]),
                 }
         return to_numpy(step.obs), to_numpy(step.reward), dones, infos
 
@@ -86,29 +88,31 @@ class SB3VecEnv(VecEnv):
         """Nothing is held open."""
 
     def get_images(self) -> list[Array | None]:
-        lanes = self.env.lanes
-        if self.render_mode != "rgb_array" or lanes is None:
+        envs = self.env.state
+        if self.render_mode != "rgb_array" or envs is None:
             return [None] * self.num_envs
-        return list(draw(self.env.rules, lanes.game, self.render_mode))
+        return list(draw(self.env.rules, envs.game, self.render_mode))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of the Env (or `render_mode`), the same for all lanes; `action_masks` for sb3-contrib."""
+        """An attribute of the Env (or `render_mode`), the same for all environments; `action_masks` for sb3-contrib."""
         if attr_name == "action_masks":
             return [self.action_masks for _ in self._get_indices(indices)]
         value = self.render_mode if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:  # noqa: ARG002
-        raise UserError(f"set_attr('{attr_name}') is not possible: the lanes are one batch and share their settings.")
+        raise UserError(
+            f"set_attr('{attr_name}') is not possible: the environments are one batch and share their settings."
+        )
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """`action_masks`: one row a lane. A lane has no other methods of its own."""
+        """`action_masks`: one row a environment. A environment has no other methods of its own."""
         if method_name != "action_masks" or method_args or method_kwargs:
-            raise AttributeError(f"A lane has no method '{method_name}', only 'action_masks' without arguments.")
+            raise AttributeError(f"A environment has no method '{method_name}', only 'action_masks' without arguments.")
         masks = self.action_masks()
-        return [masks[lane] for lane in self._get_indices(indices)]
+        return [masks[env_index] for env_index in self._get_indices(indices)]
 
     def action_masks(self) -> Array:
         """(N, A) bool: the actions that may be taken now."""

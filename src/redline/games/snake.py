@@ -171,10 +171,10 @@ def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict
     if not gpu:  # on small boards, seldom lost, practice was not tried
         for algo in ("ppo", "pqn"):
             found[f"{algo}.hidden"] = ((128, 128), "wide enough for a whole small board")
-        found["ppo.rollout"] = (64, "longer than the way to a food")
+        found["ppo.rollout_steps"] = (64, "longer than the way to a food")
         return found
     found["reward_starve"] = (-5.0, found["reward_starve"][1])
-    found["retry"] = (0.8, "what goes wrong seldom is met often")
+    found["backplay"] = (0.8, "what goes wrong seldom is met often")
     found["pqn.q_lambda"] = (0.9, "foods are many moves apart")
     found["ppo.entropy_end"] = (3e-4, "in the end every random move may be the last")
     large = hardware.tier == "gpu-large"

@@ -529,7 +529,7 @@ def _remove(columns: Tensor, lows: list[Tensor]) -> Tensor:
 
 
 def _next_piece(config: Config, state: State, due: Tensor) -> State:
-    """The next piece becomes the falling one in the lanes `due`, and one more is drawn."""
+    """The next piece becomes the falling one in the environments `due`, and one more is drawn."""
     drawn, bag = _draw(config, state.key, state.bag.to(torch.int32), state.drawn)
     pieces = torch.cat([state.pieces[:, 1:], drawn.to(torch.int8).unsqueeze(1)], 1)
     return state._replace(

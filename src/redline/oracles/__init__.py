@@ -32,11 +32,11 @@ def bits(key: int, counter: int) -> int:
     return random.mix((key + (counter & random.MASK) * random.WEYL) & random.MASK)
 
 
-def lane_key(seed: int, lane: int) -> int:
-    """The root key of a lane."""
-    return bits(random.mix(random.mix(seed & random.MASK) ^ ((seed >> 32) & random.MASK)), lane)
+def env_key(seed: int, env_index: int) -> int:
+    """The root key of a environment."""
+    return bits(random.mix(random.mix(seed & random.MASK) ^ ((seed >> 32) & random.MASK)), env_index)
 
 
-def episode_key(seed: int, lane: int, episode: int) -> int:
-    """The random stream of a lane's n-th episode, the first is 0."""
-    return bits(lane_key(seed, lane), episode)
+def episode_key(seed: int, env_index: int, episode: int) -> int:
+    """The random stream of a environment's n-th episode, the first is 0."""
+    return bits(env_key(seed, env_index), episode)

@@ -62,13 +62,13 @@ class Priorities:
         """
         reached = self.levels[-1].cumsum(0, dtype=torch.int64)
         total, number = reached[-1], torch.arange(count, device=self.device)
-        share = torch.div(total, count, rounding_mode="floor")
-        left = total - share * count
-        start = share * number + torch.minimum(number, left)
+        stratum = torch.div(total, count, rounding_mode="floor")
+        left = total - stratum * count
+        start = stratum * number + torch.minimum(number, left)
         start = torch.where(
             total < count, torch.div(number * total.clamp(max=count), count, rounding_mode="floor"), start
         )
-        extent = (share + (number < left).to(torch.int64)).clamp(min=1)
+        extent = (stratum + (number < left).to(torch.int64)).clamp(min=1)
         bits = (random.bits(key, 2 * number) << 31) | (random.bits(key, 2 * number + 1) >> 1)  # 63 of them
         rest = torch.minimum(start + bits % extent, (total - 1).clamp(min=0))
         node = torch.searchsorted(reached, rest, right=True).clamp(max=len(reached) - 1)

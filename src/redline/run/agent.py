@@ -17,8 +17,8 @@ from redline.engine import hardware
 from redline.envs import Rules, make_rules
 from redline.run.checkpoint import Checkpoints
 from redline.run.evaluate import Evaluation, evaluate_net, greedy
-from redline.run.folder import read_config
 from redline.run.options import build
+from redline.run.run_folder import read_config
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Agent:
     def check(self, sample: bool) -> None:
         """Refuse to `sample` where there is nothing to draw from."""
         algo = self.config["algo"]
-        if sample and "logp" not in algos.load(algo).OUTPUTS:
+        if sample and "logp" not in algos.load(algo).POLICY_OUTPUTS:
             raise UserError(f"sample is set, but {algo} has values and no policy to draw from; leave it away.")
 
     def record(self, outcome: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def load_agent(run_dir: Path, device: str = "auto") -> Agent:
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{config['algo']}.")
     try:
-        net = algo.policy_net(rules.game.spec(rules.config), algo_config, found.tensors["model"])
+        net = algo.policy_network(rules.game.spec(rules.config), algo_config, found.tensors["model"])
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
     return Agent(run_dir, config, rules, net.to(place), place, found.step)

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from redline.core.errors import StorageError, UserError
 from redline.core.faults import reach
-from redline.core.files import sync_folder
-from redline.run.files import Damaged, remove, replace, verify, write_bytes, write_tensors
+from redline.core.fsync import sync_folder
+from redline.run.atomic_files import Damaged, remove, replace, verify, write_bytes, write_tensors
 from redline.run.lock import Notify, RunLock, prepare_run_dir, to_stderr, why
 from redline.run.manifest import (
     FOLDER,

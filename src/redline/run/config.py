@@ -21,7 +21,7 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
-from redline.envs.host import WORTH_A_PROCESS, is_host
+from redline.envs.gym_envs import WORTH_A_PROCESS, is_cpu_env
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
@@ -63,12 +63,12 @@ class Settings:
     save_replay: bool = True  # the replay memory goes into the checkpoints
     eval_episodes: int = 256  # greedy games played at the end, 0: none
     tensorboard: bool = False  # write TensorBoard files into the run folder
-    actors: int | None = None  # processes that play environments of the host; 0: none, they are played in step
+    actors: int | None = None  # processes that play CPU environments; 0: none, they are played in step
     inference: str = "auto"  # where actions are chosen: actors (in each of them) or central (for all at once)
     publish: int = 0  # updates between two publications of weights to actors; 0: automatic
     drop_oldest: bool = False  # what actors played and nobody read in time is overwritten; else they wait
-    retry: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
-    retry_steps: int = 32  # moves before it at least, twice as many at most; of an emulator up to that many
+    backplay: float | None = None  # share of games begun some moves before the last loss; cut short, and not counted
+    backplay_steps: int = 32  # moves before it at least, twice as many at most; of an emulator up to that many
     curriculum: bool | None = None  # options of the game that change as training goes on; auto: where the game has some
     curriculum_file: str | None = None  # phases of your own: JSON, [{"name", "from", "to", "env": {option: value}}]
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
@@ -90,7 +90,7 @@ class Plan:
     compile: bool
     graph: bool
     minutes: float | None
-    retry: float
+    backplay: float
     actors: int
     inference: str
     run_dir: Path
@@ -102,7 +102,7 @@ class Plan:
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "minutes": self.minutes}
-        decided |= {"curriculum": self.curriculum is not None, "retry": self.retry}
+        decided |= {"curriculum": self.curriculum is not None, "backplay": self.backplay}
         decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         return (
@@ -122,14 +122,14 @@ class Plan:
         record = record or self.describe()
         names = ("seed", "num_envs", "time_limit", "rules_version", "env_options")
         found = {name: record.get(name) for name in names}
-        free = getattr(self.rules.game, "FREE", ())
+        free = getattr(self.rules.game, "RESUME_FREE", ())
         usual = vars(self.rules.game.Config())  # an option that came later has its default in older runs
         told = {k: v for k, v in (found["env_options"] or {}).items() if k not in free and usual.get(k) != v}
         return found | {"env_options": told}
 
     @property
     def identity_hash(self) -> str:
-        fixed = {name: getattr(self.algo_config, name) for name in self.algo.FIXED}
+        fixed = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
         return digest([self.settings.env, self.settings.algo, self.identity(), fixed])
 
 
@@ -157,11 +157,11 @@ def resolve(settings: Settings) -> Plan:
             algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which no other has"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
-    retry, reasons["retry"] = for_game.pop("retry", (0.0, "every game begins anew"))
-    if settings.retry and is_host(game) and not game.GOES_BACK:  # type: ignore[attr-defined]
-        raise UserError(f"retry is {settings.retry}, but {settings.env} cannot go back; leave it away.")
-    if settings.retry is not None:
-        retry, reasons["retry"] = settings.retry, "asked for"
+    backplay, reasons["backplay"] = for_game.pop("backplay", (0.0, "every game begins anew"))
+    if settings.backplay and is_cpu_env(game) and not game.CAN_RESTORE:  # type: ignore[attr-defined]
+        raise UserError(f"retry is {settings.backplay}, but {settings.env} cannot go back; leave it away.")
+    if settings.backplay is not None:
+        backplay, reasons["backplay"] = settings.backplay, "asked for"
     for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
     reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
     defaults = {name: value for name, (value, _) in for_env.items()}
@@ -169,7 +169,7 @@ def resolve(settings: Settings) -> Plan:
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
     prefix = f"{settings.algo}."
-    suggested = dict(algo.suggest(machine, "process" if is_host(game) else "tensor"))
+    suggested = dict(algo.suggest(machine, "process" if is_cpu_env(game) else "tensor"))
     of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     if "net" in of_game and settings.algo_options.get("net", of_game["net"][0]) != of_game["net"][0]:
         of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}
@@ -208,17 +208,17 @@ def resolve(settings: Settings) -> Plan:
         ("accumulate", 1),
         ("eval_episodes", 0),
         ("seed", 0),
-        ("retry_steps", 1),
+        ("backplay_steps", 1),
         ("publish", 0),
     ):
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
-    rollout = getattr(algo_config, "rollout", None)
+    rollout = getattr(algo_config, "rollout_steps", None)
     if rollout and "batch_size" not in wanted and num_envs * rollout % max(algo_config.batch_size, 1):
         # What was suggested does not go with what is asked for.
         algo_config = dataclasses.replace(algo_config, batch_size=0)
-    algo_config, follows = algo.complete(algo_config, num_envs)
+    algo_config, follows = algo.fill_defaults(algo_config, num_envs)
     reasons |= follows
     if settings.seed >= MAX_SEED:
         raise UserError(
@@ -228,13 +228,13 @@ def resolve(settings: Settings) -> Plan:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; expected a number above 0.")
-    if not 0 <= retry < 1:
-        raise UserError(f"retry is {retry}; expected a number from 0 to below 1.")
+    if not 0 <= backplay < 1:
+        raise UserError(f"retry is {backplay}; expected a number from 0 to below 1.")
     if settings.checkpoint_minutes <= 0:
         raise UserError(f"checkpoint_minutes is {settings.checkpoint_minutes}; expected a number above 0.")
 
     precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
-    compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_host(game))
+    compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_cpu_env(game))
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
     actors, reasons["actors"] = _pick_actors(settings, rules, machine, num_envs)
     of_actors: dict[str, Any] = {
@@ -261,7 +261,7 @@ def resolve(settings: Settings) -> Plan:
         compile=compiles,
         graph=graphs,
         minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
-        retry=retry,
+        backplay=backplay,
         actors=actors,
         inference=inference,
         run_dir=run_dir,
@@ -286,7 +286,7 @@ def _find_preset(algo: ModuleType, settings: Settings) -> dict[str, Any]:
 
 def state_bytes(rules: Rules) -> int:
     """Of the fields of one State that observations read."""
-    state = batch.reset(rules, batch.lane_keys(0, torch.arange(1))).game
+    state = batch.reset(rules, batch.env_keys(0, torch.arange(1))).game
     return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
 
 
@@ -311,7 +311,7 @@ def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.devic
 
 def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:
     if settings.curriculum_file is not None:
-        if is_host(rules.game):
+        if is_cpu_env(rules.game):
             raise UserError(
                 f"curriculum_file is given, but options of {settings.env} cannot change while it is played."
             )
@@ -336,7 +336,7 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
 def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> tuple[int, str]:
     """Processes that play. Where a step costs less than handing it over, there are none."""
     wanted = settings.actors
-    if not is_host(rules.game):
+    if not is_cpu_env(rules.game):
         if wanted:
             raise UserError(f"actors is {wanted}, but {settings.env} is played on the device; leave it away.")
         return 0, "the game is played on the device"

@@ -164,12 +164,12 @@ def _check_learnable(phase: Phase, base: Rules, rules: Rules) -> None:
     if base.config == rules.config:
         return
     options = ", ".join(f"env.{name}" for name in phase.options if name not in base.game.LIVE)
-    keys = batch.lane_keys(0, torch.arange(_PROBES))
+    keys = batch.env_keys(0, torch.arange(_PROBES))
     played = [batch.reset(r, keys) for r in (base, rules)]
     same = base.game.spec(base.config) == rules.game.spec(rules.config) and _shapes(played[0]) == _shapes(played[1])
     for t in range(_PROBE_STEPS if same else 0):
-        for lanes in played:
-            seen = [(r.game.observe(r.config, lanes.game), r.game.legal(r.config, lanes.game)) for r in (base, rules)]
+        for envs in played:
+            seen = [(r.game.observe(r.config, envs.game), r.game.legal(r.config, envs.game)) for r in (base, rules)]
             same = same and all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
         for i, r in enumerate((base, rules)):
             action = select.draw(r.game.legal(r.config, played[i].game), random.bits(keys, t))
@@ -181,8 +181,8 @@ def _check_learnable(phase: Phase, base: Rules, rules: Rules) -> None:
         )
 
 
-def _shapes(lanes: batch.Lanes) -> dict[str, Any]:
-    return {name: (x.shape, x.dtype) for name, x in leaves(lanes.game).items()}
+def _shapes(envs: batch.EnvState) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype) for name, x in leaves(envs.game).items()}
 
 
 def _keys(kinds: Iterable[str]) -> str:

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from redline.collect.fleet import CannotStart
-from redline.collect.spread import SpreadEnvs
+from redline.collect.actor_supervisor import CannotStart
+from redline.collect.parallel_envs import ParallelEnvs
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.host import WORTH_A_PROCESS, HostEnvs, HostState, is_host, stacked
+from redline.envs.gym_envs import WORTH_A_PROCESS, GymEnvs, GymState, is_cpu_env, stacked
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
 MAX_SEED = 2**46  # training seeds end here
 _MAX_SLOTS = 4096
-_HOST_SLOTS = 16  # environments of the host: enough to share the cost of asking the network
+_HOST_SLOTS = 16  # CPU environments: enough to share the cost of asking the network
 _LOOK_EVERY = 32  # steps between looks at what has ended: the only host synchronisation
 _LOOK_EVERY_LONG = 256  # with a budget of steps
 _COMPILE_AFTER = 256  # steps of a slot: shorter games are over before compiling would have paid
@@ -182,7 +182,7 @@ def evaluate(
         raise UserError(f"max_steps is {max_steps}; expected 0 (play every game to its end) or a number of steps.")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
-    if is_host(rules.game):
+    if is_cpu_env(rules.game):
         return _evaluate_host(rules, policy, episodes, seed, progress, max_steps, slot_steps, notify)
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)
@@ -193,12 +193,12 @@ def evaluate(
         fast.Compiler(compile, notify, device, rules.game),
         0 if max_steps and limit > _COMPILE_AFTER else _COMPILE_AFTER,
     )
-    lanes = batch.reset(rules, batch.lane_keys(HELD_OUT + seed, slot))
+    envs = batch.reset(rules, batch.env_keys(HELD_OUT + seed, slot))
     found: list[Tensor] = []  # records of games, (·, 6) each: slot, number, score, length, won, how it ended
     steps = 0
     left = 1
     while left and (not limit or steps < limit):
-        table = _Table(rules, policy, lanes, look_every)
+        table = _Table(rules, policy, envs, look_every)
         compiled = compiler.enabled and steps >= compile_from
         play = fast.Graph(compiler(table.step) if compiled else table.step, graph, notify)
         while left and (not limit or steps < limit):
@@ -207,26 +207,26 @@ def evaluate(
                 play()
             steps += rows
             found.append(table.read(rows, slot, None if max_steps else quota))
-            lanes = table.lanes
+            envs = table.envs
             if max_steps:
                 progress(min(steps * slots, max_steps))
             else:
-                busy = lanes.played < quota
-                left = int((quota - lanes.played).clamp(min=0).sum())
+                busy = envs.played < quota
+                left = int((quota - envs.played).clamp(min=0).sum())
                 progress(episodes - left)
                 # Half the slots have nothing to do: go on with the others. What is compiled keeps its shapes.
                 if not compiled and int(busy.sum()) <= len(busy) // 2:
-                    lanes, quota, slot = _keep(lanes, busy), quota[busy], slot[busy]
+                    envs, quota, slot = _keep(envs, busy), quota[busy], slot[busy]
                     break
             if compiler.enabled and not compiled and steps >= compile_from:
                 break
     ended = torch.cat(found)
     # What goes on counts as it stands: left out, the games that are still to end, the longest, would be missing.
-    going_on = lanes.episode.length > 0
+    going_on = envs.episode.length > 0
     if not max_steps:
-        going_on = going_on & (lanes.played < quota)
+        going_on = going_on & (envs.played < quota)
     none = torch.zeros_like(slot)
-    fields = (slot, lanes.played, lanes.episode.score, lanes.episode.length, none, none)
+    fields = (slot, envs.played, envs.episode.score, envs.episode.length, none, none)
     ended = torch.cat([ended, torch.stack([x.to(torch.int64) for x in fields], 1)[going_on].cpu()])
     ended = ended[torch.argsort(ended[:, 0] * (1 + ended[:, 1].max()) + ended[:, 1])]
     _, _, score, length, won, how = ended.unbind(1)
@@ -244,7 +244,7 @@ def _evaluate_host(
     slot_steps: int,
     notify: Callable[[str], None],
 ) -> Evaluation:
-    """The same with environments of the host. `slot_steps` bounds each game: it is cut there and the next one begins."""
+    """The same with CPU environments. `slot_steps` bounds each game: it is cut there and the next one begins."""
     slots = min(episodes, _HOST_SLOTS)
     quota = episodes // slots + (np.arange(slots) < episodes % slots)
     limit = math.ceil(max_steps / slots) if max_steps else 0  # steps a slot, 0: none
@@ -259,7 +259,7 @@ def _evaluate_host(
         stack = torch.from_numpy(envs.obs).unsqueeze(1).repeat_interleave(frames, 1)
         while busy.any() and (not limit or steps < limit):
             stack = stacked(stack, torch.from_numpy(envs.obs), begins)
-            obs = rules.game.observe(rules.config, HostState(stack if frames > 1 else stack[:, 0]))
+            obs = rules.game.observe(rules.config, GymState(stack if frames > 1 else stack[:, 0]))
             envs.step(policy(obs, None).cpu().numpy(), busy)
             steps += 1
             ended = envs.over & busy
@@ -285,50 +285,50 @@ def _evaluate_host(
     return Evaluation(scores, lengths, wins, game_over, finished, "max_steps" if max_steps else "episodes")
 
 
-def _open(rules: Rules, slots: int, time_limit: int, notify: Callable[[str], None]) -> HostEnvs | SpreadEnvs:
+def _open(rules: Rules, slots: int, time_limit: int, notify: Callable[[str], None]) -> GymEnvs | ParallelEnvs:
     """In as many processes as there are cores, where a step costs more than to ask for it."""
     processes = min(hardware.detect(torch.device("cpu")).cores, slots)
     if processes > 1 and rules.game.step_seconds(rules.config) >= WORTH_A_PROCESS:  # type: ignore[attr-defined]
         try:
-            return SpreadEnvs(rules, slots, time_limit, processes)
+            return ParallelEnvs(rules, slots, time_limit, processes)
         except CannotStart as error:
             notify(f"Evaluation plays in this process alone: others cannot make the environment ({error}).")
-    return HostEnvs(rules.game, rules.config, slots, time_limit)
+    return GymEnvs(rules.game, rules.config, slots, time_limit)
 
 
-def _keep(lanes: batch.Lanes, mask: Tensor) -> batch.Lanes:
-    """The lanes where `mask` is True."""
-    return map_record(lambda x: x[mask], lanes)
+def _keep(envs: batch.EnvState, mask: Tensor) -> batch.EnvState:
+    """The environments where `mask` is True."""
+    return map_record(lambda x: x[mask], envs)
 
 
 class _Table:
     """N slots playing, in static buffers, and a record a step of what ended."""
 
-    def __init__(self, rules: Rules, policy: Policy, lanes: batch.Lanes, rows: int) -> None:
+    def __init__(self, rules: Rules, policy: Policy, envs: batch.EnvState, rows: int) -> None:
         self.rules, self.policy = rules, policy
-        self.lanes = map_record(torch.clone, lanes)
-        device, count = lanes.key.device, len(lanes.key)
+        self.envs = map_record(torch.clone, envs)
+        device, count = envs.key.device, len(envs.key)
         self.row = torch.zeros(1, dtype=torch.int64, device=device)
         # A row a step: score and length so far, won, how it ended. Nothing is added up over slots in a step.
         self.log = torch.zeros(rows, 4, count, dtype=torch.int32, device=device)
 
     @torch.no_grad()
     def step(self) -> None:
-        rules, state = self.rules, self.lanes.game
+        rules, state = self.rules, self.envs.game
         action = self.policy(rules.game.observe(rules.config, state), batch.legal(rules, state))
-        lanes, step = batch.step(rules, self.lanes, action)
+        envs, step = batch.step(rules, self.envs, action)
         how = _TERMINATED * step.terminated.to(torch.int32) + _TRUNCATED * step.truncated.to(torch.int32)
         fields = (step.episode.score, step.episode.length, step.won, how)
         self.log.index_copy_(0, self.row, torch.stack([x.to(torch.int32) for x in fields]).unsqueeze(0))
         self.row.add_(1)
-        assign(self.lanes, lanes)
+        assign(self.envs, envs)
 
     def read(self, rows: int, slot: Tensor, quota: Tensor | None) -> Tensor:
         """Records of the games that ended in the last `rows` steps, within the slots' quota; the next step is row 0."""
         log = self.log[:rows]
         ended = log[:, 3] > 0
         # The number of a game: those its slot has finished by now, less those that ended in this row or later.
-        number = self.lanes.played - ended.flip(0).cumsum(0).flip(0)
+        number = self.envs.played - ended.flip(0).cumsum(0).flip(0)
         counts = ended if quota is None else ended & (number < quota)
         row, place = counts.nonzero(as_tuple=True)
         self.row.zero_()

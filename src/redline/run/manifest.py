@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from redline.core.errors import StorageError, UserError
-from redline.run.files import Damaged, read_bytes, read_tensors
+from redline.run.atomic_files import Damaged, read_bytes, read_tensors
 
 FORMAT_VERSION = 1
 FOLDER = re.compile(r"ckpt-(\d{12,18})(?:\.(\d{1,9}))?")  # step, revision

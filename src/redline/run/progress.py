@@ -61,7 +61,7 @@ class Progress:
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def show(self, record: dict[str, Any], share_done: float, seconds_left: float | None) -> None:
+    def show(self, record: dict[str, Any], progress_done: float, seconds_left: float | None) -> None:
         """One log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
         parts = {
             "steps": quantity(record["env_steps"]),
@@ -70,7 +70,7 @@ class Progress:
             self.score_name: f"{record['score']:.2f}" if "score" in record else "-",
             "loss": f"{record['loss']:.4f}" if "loss" in record else "-",
             "memory": f"{record['memory_gb']:.1f} GB",
-            "done": f"{100 * min(share_done, 1):.0f} %",
+            "done": f"{100 * min(progress_done, 1):.0f} %",
             "left": duration(seconds_left) if seconds_left is not None else "-",
         }
         if self.phases:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.collect.actors import ActorCollector, Options
-from redline.collect.device import MOMENTS, Collector
-from redline.collect.fleet import CannotStart
-from redline.collect.host import HostCollector, HostLanes
+from redline.collect.actor_collector import ActorCollector, Options
+from redline.collect.actor_supervisor import CannotStart
+from redline.collect.device_collector import SNAPSHOTS, DeviceCollector
+from redline.collect.sync_collector import CPUCollector, SyncCollector
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
-from redline.envs.host import HostEnvs, is_host
+from redline.envs.gym_envs import GymEnvs, is_cpu_env
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
 
@@ -26,7 +26,7 @@ _PUBLISH = 8  # gradient steps between two publications of weights, of a learner
 
 
 class Session:
-    """Everything that trains, on its device. `iterate` is the hot loop: with games of tensors it never waits."""
+    """Everything that trains, on its device. `iterate` is the hot loop: with tensor games it never waits."""
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
@@ -40,22 +40,22 @@ class Session:
         if plan.curriculum:
             first = plan.curriculum.rules[0]
             rules = live_rules(first, plan.curriculum.live, plan.device)
-        keys = batch.lane_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
-        lanes = batch.reset(rules, keys)
-        self.host = is_host(rules.game)
+        keys = batch.env_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
+        envs = batch.reset(rules, keys)
+        self.host = is_cpu_env(rules.game)
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
-        self.learner = plan.algo.Learner(rules, plan.algo_config, lanes.game, plan.num_envs, seed, runtime, accumulate)
-        self.collector: Collector | HostCollector | ActorCollector
+        self.learner = plan.algo.Learner(rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate)
+        self.collector: DeviceCollector | SyncCollector | ActorCollector
         if self.host:
             self.collector = self._actors() if plan.actors else self._in_step()
         else:
-            self.collector = Collector(rules, self.learner, lanes, *self._practice)
+            self.collector = DeviceCollector(rules, self.learner, envs, *self._practice)
         self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
         self.updates = 0
         self.remembered = 0  # iterations in the learner's memory; fewer than all when it was not in the checkpoint
-        self.share = 0.0  # of training done, 0 to 1: what schedules follow
+        self.progress = 0.0  # of training done, 0 to 1: what schedules follow
 
     def _build(self) -> None:
         """Compile and capture, at the first calls."""
@@ -72,17 +72,17 @@ class Session:
 
     @property
     def _practice(self) -> tuple[float, int]:
-        return self.plan.retry, self.plan.settings.retry_steps
+        return self.plan.backplay, self.plan.settings.backplay_steps
 
-    def _in_step(self) -> HostCollector:
+    def _in_step(self) -> SyncCollector:
         rules = self.plan.rules
-        envs = HostEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit, *self._practice)
+        envs = GymEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit, *self._practice)
         envs.reset(self.plan.settings.seed)
-        return HostCollector(rules, self.learner, envs, self.plan.device, self._fast)
+        return SyncCollector(rules, self.learner, envs, self.plan.device, self._fast)
 
     def _actors(self) -> ActorCollector:
         plan, settings = self.plan, self.plan.settings
-        publish = settings.publish or (1 if self.learner.horizon > 1 else _PUBLISH)
+        publish = settings.publish or (1 if self.learner.rollout_steps > 1 else _PUBLISH)
         central = plan.inference == "central"
         check = os.environ.get("REDLINE_CHECK", "0") not in ("", "0")
         options = Options(
@@ -106,7 +106,7 @@ class Session:
         if self.plan.device.type == "cpu":
             self.cores = hardware.SharedCores(self.plan.actors)
         try:
-            self.collector.start(self.share, self.cores.others if self.cores else ())
+            self.collector.start(self.progress, self.cores.others if self.cores else ())
         except CannotStart as error:
             self.notify(f"Playing in this process: actors cannot start ({error}).")
             number = self.collector.number
@@ -119,7 +119,7 @@ class Session:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
 
     def _play(self) -> None:
-        for _ in range(self.learner.horizon):
+        for _ in range(self.learner.rollout_steps):
             self._collect()
 
     def _play_and_learn(self) -> None:
@@ -128,8 +128,8 @@ class Session:
 
     @property
     def steps_per_iteration(self) -> int:
-        horizon: int = self.learner.horizon
-        return horizon * self.plan.num_envs
+        rollout_steps: int = self.learner.rollout_steps
+        return rollout_steps * self.plan.num_envs
 
     @property
     def env_steps(self) -> int:
@@ -141,20 +141,20 @@ class Session:
         return self.updates * per_update
 
     def iterate(self, count: int) -> None:
-        """Play `count` times `horizon` steps in every environment, and learn after each once enough has been played."""
+        """Play `count` times `rollout_steps` steps in every environment, and learn after each once enough has been played."""
         if isinstance(self.collector, ActorCollector) and not self.collector.started:
             self._start()
         for _ in range(count):
             if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
-                self.share = max(self.share, min(self.env_steps / self.plan.settings.steps, 1.0))
+                self.progress = max(self.progress, min(self.env_steps / self.plan.settings.steps, 1.0))
             if self.learner.scheduled:
-                self.learner.progress.fill_(self.share)
+                self.learner.progress.fill_(self.progress)
             self._follow_curriculum()
             self.learner.before()
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
-                self.collector.learned(self.share)
+                self.collector.on_update(self.progress)
             else:
                 self._collect_only()
             self.learner.after()
@@ -164,7 +164,7 @@ class Session:
     def _follow_curriculum(self) -> None:
         """Enter the phase that is due. There is no way back: a continued run may have a longer way before it."""
         curriculum = self.plan.curriculum
-        if curriculum is None or (due := curriculum.at(self.share)) <= self.phase:
+        if curriculum is None or (due := curriculum.at(self.progress)) <= self.phase:
             return
         again = curriculum.compiles_again(self.phase, due)
         self._enter(due)
@@ -217,7 +217,7 @@ class Session:
             self.learner.close()
 
     def stop_playing(self) -> None:
-        """Environments of the host are closed, and the cores of actors are this process's again."""
+        """CPU environments are closed, and the cores of actors are this process's again."""
         try:
             self.collector.close()
         finally:
@@ -236,14 +236,14 @@ class Session:
             if group in groups:
                 saved = self.learner.adapt(groups[group]) if group == "replay" else groups[group]
                 if group == "envs":  # practice may have begun, or ended, since
-                    kept = {k: v for k, v in tensors.items() if k.startswith(MOMENTS)}
-                    saved = kept | {k: v for k, v in saved.items() if k in kept or not k.startswith(MOMENTS)}
+                    kept = {k: v for k, v in tensors.items() if k.startswith(SNAPSHOTS)}
+                    saved = kept | {k: v for k, v in saved.items() if k in kept or not k.startswith(SNAPSHOTS)}
                 copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         forgotten = "replay" in own and "replay" not in groups
         forgotten = not self.learner.loaded() or forgotten
         self.remembered = 0 if forgotten else counters["remembered"]
-        if isinstance(self.collector, HostLanes):
+        if isinstance(self.collector, CPUCollector):
             self.collector.begin_again(self.plan.settings.seed, self.iterations)
             if not self.learner.interrupted():
                 self.remembered = 0
@@ -254,7 +254,7 @@ class Session:
 
 def _check_memory(plan: Plan) -> None:
     """Refuse what cannot fit before anything is allocated, with the bytes it would need."""
-    one = batch.reset(plan.rules, batch.lane_keys(0, torch.arange(1)))
+    one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1)))
     game = sum(x.numel() * x.element_size() for x in leaves(one).values())
     spec = plan.rules.game.spec(plan.rules.config)
     inputs = 4 * math.prod(spec.obs_shape)

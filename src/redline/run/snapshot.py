@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.run.files import DTYPES
+from redline.run.atomic_files import DTYPES
 from redline.run.manifest import GROUP
 
 RESUME_LEVELS = ("L0", "L1", "L2", "L3")

@@ -107,9 +107,9 @@ def share_interval(count: int, total: int) -> tuple[Interval, str]:
 
 def wilson_interval(count: int, total: int) -> Interval:
     """Wilson's score interval: the shares from which `count` of `total` is within 1.96 standard deviations."""
-    share, square = count / total, _Z**2 / total
-    centre = share + square / 2
-    reach = math.sqrt(share * (1 - share) * square + square**2 / 4)
+    rate, square = count / total, _Z**2 / total
+    centre = rate + square / 2
+    reach = math.sqrt(rate * (1 - rate) * square + square**2 / 4)
     low, high = ((centre - reach) / (1 + square), (centre + reach) / (1 + square))
     return Interval(low if count else 0.0, high if count < total else 1.0)
 

@@ -16,15 +16,15 @@ from typing import Any
 import psutil
 import torch
 
-from redline.collect.fleet import ActorsLost
+from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
-from redline.replay.disk import FILE
-from redline.run import devices
+from redline.replay.memmap import FILE
+from redline.run import device_choice
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings
 from redline.run.evaluate import Policy, evaluate, greedy
-from redline.run.folder import Metrics, read_config, write_json
 from redline.run.progress import Progress, device_use, quantity
+from redline.run.run_folder import Metrics, read_config, write_json
 from redline.run.session import Session
 
 _LOG_SECONDS = 1.0  # aimed at between log points
@@ -44,7 +44,7 @@ def train(settings: Settings) -> Run:
     """Train as `settings` ask, continuing the run folder's newest checkpoint unless told otherwise."""
     if settings.deterministic:  # without it cuBLAS refuses; it looks once, and measuring devices uses it already
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    plan = devices.decide(settings)
+    plan = device_choice.decide(settings)
     deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
     phases = len(plan.curriculum.phases) if plan.curriculum else 0
@@ -135,7 +135,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
             progress.say(f"This run has reached its limit of {stopped_by} already; give a higher one to go on.")
         while not stopped_by:
             # Play and learn: nothing here waits for the device.
-            session.share = min(_share_done(plan, session, episodes, time.monotonic() - started, compiling), 1.0)
+            session.progress = min(_progress_done(plan, session, episodes, time.monotonic() - started, compiling), 1.0)
             count = _iterations_allowed(plan, session, chunk)
             chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
             try:
@@ -146,14 +146,14 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
                 break
 
             # Log: the one look at the device.
-            tally = session.collector.tally.read()
+            episode_stats = session.collector.episode_stats.read()
             now = time.monotonic()
             took = max(now - chunk_started, 1e-9)
             compiling += took if first_chunk else 0.0
             first_chunk = False
             if first_update is None and session.updates > updates_logged:
                 first_update = time.time() - psutil.Process().create_time()
-            episodes += int(tally["episodes"])
+            episodes += int(episode_stats["episodes"])
             record = {
                 "env_steps": session.env_steps,
                 "updates": session.updates,
@@ -162,15 +162,15 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
                 **session.describe_phase(),
                 "env_steps_per_second": (session.env_steps - steps_started) / took,
                 "samples_per_second": (session.samples_trained - samples_started) / took,
-                **tally,
+                **episode_stats,
                 **session.read_metrics(session.updates - updates_logged),
                 **device_use(plan.device),
             }
             updates_logged = session.updates
             metrics.write(record)
-            share = _share_done(plan, session, episodes, now - started)
-            left = (now - started) * max(1 / share - 1, 0) if share > 0 else None
-            progress.show(record, share, left)
+            fraction_done = _progress_done(plan, session, episodes, now - started)
+            left = (now - started) * max(1 / fraction_done - 1, 0) if fraction_done > 0 else None
+            progress.show(record, fraction_done, left)
             chunk = _next_chunk(chunk, took)
 
             # Once in a while: a checkpoint, written beside training.
@@ -224,7 +224,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
 
 
 def _resume_level(session: Session, whole: bool) -> str:
-    """How much of a run its checkpoint brings back: all of it, all but the environments of the host, or the learner."""
+    """How much of a run its checkpoint brings back: all of it, all but the CPU environments, or the learner."""
     return "L1" if not whole else "L2" if session.host else "L3"
 
 
@@ -232,7 +232,7 @@ def _agent(plan: Plan, session: Session) -> Policy:
     """The greedy policy as `redline eval` will load it: in float32, whatever training ran in."""
     spec = plan.rules.game.spec(plan.rules.config)
     model = session.tensors(replay=False)["model"]
-    return greedy(plan.algo.policy_net(spec, plan.algo_config, model).to(plan.device), plan.device)
+    return greedy(plan.algo.policy_network(spec, plan.algo_config, model).to(plan.device), plan.device)
 
 
 def _score_name(plan: Plan) -> str:
@@ -296,7 +296,7 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
     # An option the run did not know had, as far as it matters, its default.
     defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
     was, is_now = _plain(defaults) | before["algo_options"], plan.describe()["algo_options"]
-    fixed = plan.algo.FIXED
+    fixed = plan.algo.RESUME_FIXED
     changed = {k: (was.get(k), v) for k, v in _plain(is_now).items() if was.get(k) != v}
     differs += [f"{plan.settings.algo}.{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items() if k in fixed]
     if differs:
@@ -306,8 +306,8 @@ def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> N
         )
     if before.get("phases", []) != plan.describe()["phases"]:
         progress.say("Continuing with another curriculum than before; it begins at the phase that is due now.")
-    if (practised := before.get("retry", plan.retry)) != plan.retry:
-        progress.say(f"Continuing with retry {plan.retry}; it was {practised}.")
+    if (practised := before.get("backplay", plan.backplay)) != plan.backplay:
+        progress.say(f"Continuing with retry {plan.backplay}; it was {practised}.")
     for key, (a, b) in changed.items():
         progress.say(f"Continuing with {plan.settings.algo}.{key} {b!r}; it was {a!r}.")
 
@@ -340,7 +340,7 @@ def _reached(plan: Plan, session: Session, episodes: int, seconds: float) -> str
     return ""
 
 
-def _share_done(plan: Plan, session: Session, episodes: int, seconds: float, compiling: float = 0.0) -> float:
+def _progress_done(plan: Plan, session: Session, episodes: int, seconds: float, compiling: float = 0.0) -> float:
     """Of the limit that will be reached first. Seconds of compiling count as time spent, but as no part of a schedule."""
     settings = plan.settings
     shares = (

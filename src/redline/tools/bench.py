@@ -27,35 +27,35 @@ from redline.run.session import Session
 from redline.tools.bench_options import Wanted
 
 _WARM_UP = 6  # calls before the clock starts: compilation, capture
-_TRAIN_ROWS = 64  # steps a lane's memory holds in `bench train`
+_TRAIN_ROWS = 64  # steps a environment's memory holds in `bench train`
 
 
 class EnvLoop:
     """N games in static buffers, random legal actions, observations made, auto-reset: one call is one step of all."""
 
     def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
-        keys = batch.lane_keys(0, torch.arange(games, device=device))
-        self.rules, self.lanes = rules, map_record(torch.clone, batch.reset(rules, keys))
+        keys = batch.env_keys(0, torch.arange(games, device=device))
+        self.rules, self.envs = rules, map_record(torch.clone, batch.reset(rules, keys))
         self.key = random.seed_key(1, device)
         self.time = torch.zeros((), dtype=torch.int64, device=device)
-        self.obs = rules.game.observe(rules.config, self.lanes.game)
+        self.obs = rules.game.observe(rules.config, self.envs.game)
         self.reward = torch.zeros(games, device=device)
         self.ended = torch.zeros(games, dtype=torch.bool, device=device)
         self.call = fast.Graph(compiler(self.step), graph, compiler.notify)
 
     @torch.no_grad()
     def step(self) -> None:
-        lane = torch.arange(len(self.reward), device=self.key.device)
-        draw = random.bits(random.fold(self.key, self.time), lane)
-        legal = batch.legal(self.rules, self.lanes.game)
+        env_index = torch.arange(len(self.reward), device=self.key.device)
+        draw = random.bits(random.fold(self.key, self.time), env_index)
+        legal = batch.legal(self.rules, self.envs.game)
         choices = self.rules.game.spec(self.rules.config).num_actions
         action = random.below(draw, choices) if legal is None else select.draw(legal, draw)
         self.time += 1
-        lanes, step = batch.step(self.rules, self.lanes, action)
-        self.obs = self.rules.game.observe(self.rules.config, lanes.game)  # a copy would cost as much as making it
+        envs, step = batch.step(self.rules, self.envs, action)
+        self.obs = self.rules.game.observe(self.rules.config, envs.game)  # a copy would cost as much as making it
         self.reward.copy_(step.reward)
         self.ended.copy_(step.terminated | step.truncated)
-        assign(self.lanes, lanes)
+        assign(self.envs, envs)
 
 
 def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up: int = _WARM_UP) -> float:

@@ -23,15 +23,15 @@ import gymnasium
 import numpy as np
 import torch
 
-from redline.collect.actors import ActorCollector
-from redline.collect.host import HostCollector
-from redline.collect.rings import Ring, RingPlan
-from redline.collect.rows import row_fields
-from redline.collect.shared import Layout, Memory
+from redline.collect.actor_collector import ActorCollector
+from redline.collect.row_format import row_fields
+from redline.collect.shared_memory import Memory, SharedLayout
+from redline.collect.shared_ring import SharedRing, SharedRingSpec
+from redline.collect.sync_collector import SyncCollector
 from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.envs import Rules, load_game, make_rules
-from redline.envs.host import HostEnvs, is_host
+from redline.envs.gym_envs import GymEnvs, is_cpu_env
 from redline.run.config import Plan, Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
@@ -44,7 +44,7 @@ _LANES, _RING_ROWS, _TRANSPORTERS = 8, 256, 2  # of what carries transitions
 
 def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Frames a second: what the environments could play, and what they play in training."""
-    env = wanted.env if is_host(load_game(wanted.env)) else _FAST
+    env = wanted.env if is_cpu_env(load_game(wanted.env)) else _FAST
     algo = "ppo" if wanted.algo == "dqn" else wanted.algo  # SB3's is beside it
     games, seconds, actors = wanted.games, wanted.seconds, wanted.actors
     settings = Settings(
@@ -54,7 +54,7 @@ def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
         device=wanted.device,
         precision=wanted.precision,
         compile=wanted.compile,
-        retry=0.0,  # whole games, as the others play
+        backplay=0.0,  # whole games, as the others play
         env_options=dict(wanted.env_options),
         algo_options=dict(wanted.algo_options),
     )
@@ -62,15 +62,15 @@ def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     own = max(1, cores - 1) if actors is None else actors
     settings = Settings(**(vars(settings) | {"actors": own}))
     plan = resolve(settings)
-    skip, lanes = plan.rules.config.frame_skip, plan.num_envs
+    skip, num_envs = plan.rules.config.frame_skip, plan.num_envs
     print(
-        f"{env}: frames/s, {lanes} environments, {own} of {cores} cores play, {skip} frames a step, {algo} on {plan.device}",
+        f"{env}: frames/s, {num_envs} environments, {own} of {cores} cores play, {skip} frames a step, {algo} on {plan.device}",
         file=out,
     )
     record: dict[str, Any] = {
         "env": env,
         "algo": algo,
-        "envs": lanes,
+        "envs": num_envs,
         "actors": own,
         "frame_skip": skip,
         "seconds": seconds,
@@ -86,8 +86,8 @@ def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
             return
         rate = record[name]["frames"] if isinstance(record[name], dict) else record[name]
         ceiling = record["bare"]["of_actors"] if isinstance(record.get("bare"), dict) else None
-        share = f"  {100 * rate / ceiling:5.1f} % of the ceiling" if ceiling and name != "bare" else ""
-        print(f"{quantity(rate):>10}{share}", file=out, flush=True)
+        fraction = f"  {100 * rate / ceiling:5.1f} % of the ceiling" if ceiling and name != "bare" else ""
+        print(f"{quantity(rate):>10}{fraction}", file=out, flush=True)
 
     def bare() -> dict[str, float]:
         return {
@@ -131,9 +131,9 @@ def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
 
 def alone(plan: Plan, processes: int, seconds: float, treated: bool) -> float:
     """Frames a second of so many processes with the run's environments and random actions; `treated`: as an agent sees them."""
-    lanes = -(-plan.num_envs // max(plan.actors, 1))
+    num_envs = -(-plan.num_envs // max(plan.actors, 1))
     job = {"env": plan.settings.env, "options": vars(plan.rules.config), "time_limit": plan.rules.time_limit}
-    job |= {"lanes": lanes, "treated": treated, "seconds": seconds, "begin": time.time() + _START}
+    job |= {"num_envs": num_envs, "treated": treated, "seconds": seconds, "begin": time.time() + _START}
     words = [sys.executable, "-m", __name__]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -162,25 +162,25 @@ def _play_alone(job: dict[str, Any]) -> float:
     skip = rules.config.frame_skip
     rng = np.random.default_rng(job["seed"])
     if job["treated"]:
-        envs = HostEnvs(rules.game, rules.config, job["lanes"], rules.time_limit)
+        envs = GymEnvs(rules.game, rules.config, job["num_envs"], rules.time_limit)
         envs.reset(job["seed"])
         choices = rules.game.spec(rules.config).num_actions
-        step, frames = (lambda: envs.step(rng.integers(choices, size=job["lanes"]))), skip * job["lanes"]
+        step, frames = (lambda: envs.step(rng.integers(choices, size=job["num_envs"]))), skip * job["num_envs"]
     else:
-        bare = [rules.game.open(rules.config) for _ in range(job["lanes"])]  # type: ignore[attr-defined]
+        bare = [rules.game.open(rules.config) for _ in range(job["num_envs"])]  # type: ignore[attr-defined]
         for env in bare:
             env.reset(seed=job["seed"])
         held = [0] * len(bare)
 
         def step() -> None:
-            for lane, env in enumerate(bare):
-                held[lane] = int(env.action_space.sample())
+            for env_index, env in enumerate(bare):
+                held[env_index] = int(env.action_space.sample())
                 for _ in range(skip):
-                    _, _, terminated, truncated, _ = env.step(held[lane])
+                    _, _, terminated, truncated, _ = env.step(held[env_index])
                     if terminated or truncated:
                         env.reset()
 
-        frames = skip * job["lanes"]
+        frames = skip * job["num_envs"]
     step()
     if time.time() > job["begin"]:
         print(f"late by {time.time() - job['begin']:.1f} s", file=sys.stderr)
@@ -234,7 +234,7 @@ def gymnasiums(settings: Settings, seconds: float) -> dict[str, float]:
     plan = session.plan
     try:
         envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
-        session.collector = HostCollector(plan.rules, session.learner, envs, plan.device, session._fast)
+        session.collector = SyncCollector(plan.rules, session.learner, envs, plan.device, session._fast)
         session._build()
         return _measured(session, seconds)
     finally:
@@ -244,14 +244,14 @@ def gymnasiums(settings: Settings, seconds: float) -> dict[str, float]:
 class _GymnasiumEnvs:
     """AsyncVectorEnv as HostEnvs is read: same-step autoreset, so that it is comparable."""
 
-    def __init__(self, rules: Rules, lanes: int) -> None:
+    def __init__(self, rules: Rules, num_envs: int) -> None:
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
         make = functools.partial(rules.game.make, rules.config)  # type: ignore[attr-defined]
-        self.vector = gymnasium.vector.AsyncVectorEnv([make] * lanes, shared_memory=True, autoreset_mode=mode)
-        self.envs = [None] * lanes
+        self.vector = gymnasium.vector.AsyncVectorEnv([make] * num_envs, shared_memory=True, autoreset_mode=mode)
+        self.envs = [None] * num_envs
         self.obs, _ = self.vector.reset(seed=0)
         self.final = self.obs.copy()
-        none = np.zeros(lanes)
+        none = np.zeros(num_envs)
         self.reward = none.astype(np.float32)
         self.terminated = self.truncated = self.over = self.lost = self.won = none.astype(bool)
         self.score = self.length = self.earned = none
@@ -260,8 +260,8 @@ class _GymnasiumEnvs:
         self.obs, reward, self.terminated, self.truncated, info = self.vector.step(actions)
         self.reward = reward.astype(np.float32)
         self.final[:] = self.obs
-        for lane in np.flatnonzero(info.get("_final_obs", ())):
-            self.final[lane] = info["final_obs"][lane]
+        for env_index in np.flatnonzero(info.get("_final_obs", ())):
+            self.final[env_index] = info["final_obs"][env_index]
 
     def close(self) -> None:
         self.vector.close()
@@ -286,7 +286,7 @@ def sb3s(plan: Plan, seconds: float) -> float:
     model = PPO(
         "CnnPolicy" if image else "MlpPolicy",
         vector,
-        n_steps=config.rollout,
+        n_steps=config.rollout_steps,
         batch_size=config.batch_size,
         n_epochs=config.epochs,
         device=str(plan.device),
@@ -300,7 +300,7 @@ def sb3s(plan: Plan, seconds: float) -> float:
 
         def _on_rollout_start(self) -> None:
             now = time.perf_counter()
-            if self.num_timesteps == config.rollout * plan.num_envs:
+            if self.num_timesteps == config.rollout_steps * plan.num_envs:
                 self.began, self.steps = now, self.num_timesteps
             elif self.began:
                 self.rate = (self.num_timesteps - self.steps) / (now - self.began)
@@ -321,10 +321,10 @@ def sb3s(plan: Plan, seconds: float) -> float:
 def transport(seconds: float) -> dict[str, float]:
     """Transitions a second of CartPole's shape from two processes to this one, through rings and through a queue."""
     spec = Spec((4,), torch.float32, (1.0,) * 4, 1.0, 2, "return")
-    plan = RingPlan(Layout(row_fields(spec, _LANES, ("value", "logp"))), _RING_ROWS)
+    plan = SharedRingSpec(SharedLayout(row_fields(spec, _LANES, ("value", "logp"))), _RING_ROWS)
     size = plan.layout.bytes
     memory = Memory.create(_TRANSPORTERS * size)
-    rings = [Ring(memory, number * size, plan) for number in range(_TRANSPORTERS)]
+    rings = [SharedRing(memory, number * size, plan) for number in range(_TRANSPORTERS)]
     into = {k: np.zeros((_RING_ROWS, *shape), dtype) for k, (shape, dtype) in plan.row.fields.items()}
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_rows, args=(ring,), daemon=True) for ring in rings]
@@ -360,7 +360,7 @@ def _carried(processes: list[Any], take: Callable[[], int], seconds: float) -> f
     return rate
 
 
-def _write_rows(ring: Ring) -> None:
+def _write_rows(ring: SharedRing) -> None:
     """Rows of CartPole as an actor writes them, for ever."""
     values = {k: np.ones(shape, dtype) for k, (shape, dtype) in ring.plan.row.fields.items()}
     while True:

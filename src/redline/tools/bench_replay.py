@@ -20,12 +20,12 @@ from redline.engine import fast, hardware
 from redline.envs import batch, make_rules
 from redline.envs.batch import Rules
 from redline.games import load as load_game
-from redline.replay.courier import Storage
-from redline.replay.disk import OnDisk
-from redline.replay.host import HostRing, Pinned
-from redline.replay.layout import Layout
+from redline.replay.host_ring import HostReplayRing, Pinned
+from redline.replay.memmap import OnDisk
 from redline.replay.priority import UNIT
-from redline.replay.ring import Ring
+from redline.replay.ring import ReplayRing
+from redline.replay.row_layout import RowLayout
+from redline.replay.transfer import Storage
 from redline.run import options
 from redline.run.progress import quantity
 from redline.tools.bench import rate
@@ -52,23 +52,23 @@ class Loop:
     """A memory that is full, sampled again and again; with `alpha` the priorities of each sample are set, too."""
 
     def __init__(
-        self, ring: Ring, state: Any, size: int, compiler: fast.Compiler, graph: bool, writes: bool = False
+        self, ring: ReplayRing, state: Any, size: int, compiler: fast.Compiler, graph: bool, writes: bool = False
     ) -> None:
         device = ring.device
         self.ring, self.size, self.state, self.writes = ring, size, state, writes
         self.key, self.number = random.seed_key(1, device), torch.zeros((), dtype=torch.int64, device=device)
-        lanes = ring.lanes
-        no, nothing = torch.zeros(lanes, dtype=torch.bool, device=device), torch.zeros(lanes, device=device)
+        num_envs = ring.num_envs
+        no, nothing = torch.zeros(num_envs, dtype=torch.bool, device=device), torch.zeros(num_envs, device=device)
         self.step = Step(nothing, no, no, no, state, Episode(nothing, nothing, nothing))
-        self.action = torch.zeros(lanes, dtype=torch.int64, device=device)
+        self.action = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.out: Any = None
         ring.written.fill_(ring.rows)
         if ring.priorities is not None:
-            drawable = ring.lanes * (ring.rows - ring.n_step)
+            drawable = ring.num_envs * (ring.rows - ring.n_step)
             ring.priorities.set_span(ring.written * 0, drawable, torch.full_like(ring.priorities.highest, UNIT))
         ring.loaded()
         self._sample, self._write = compiler(self.sample), compiler(self.write)
-        self._learned = compiler(ring.learned)
+        self._learned = compiler(ring.update_priorities)
         self._graph = fast.Graph(self.iteration, graph, compiler.notify)
 
     @torch.no_grad()
@@ -140,24 +140,24 @@ def _measure(
     scratch: Path,
 ) -> float:
     torch._dynamo.reset()
-    lanes = min(1024, max(1, capacity // 64))
-    state = _example(rules, lanes, device)
+    num_envs = min(1024, max(1, capacity // 64))
+    state = _example(rules, num_envs, device)
     game = rules.game if hasattr(rules.game, "VERSION") else None
     compiler = fast.Compiler(compiles, _say, device, game)
     graph = device.type == "cuda"
     if where == "device":
-        ring = Ring(rules, state, capacity, 1, 0.99, finals=1, alpha=alpha)
+        ring = ReplayRing(rules, state, capacity, 1, 0.99, finals=1, alpha=alpha)
         return size * rate(Loop(ring, state, size, compiler, graph).call, seconds, device)
 
-    def storage(entries: int, layout: Layout) -> Storage:
+    def storage(entries: int, layout: RowLayout) -> Storage:
         if where == "pinned":
-            return Pinned(entries, layout, lanes, device, _say)
-        return OnDisk(scratch / "file", entries, layout, lanes, _say)
+            return Pinned(entries, layout, num_envs, device, _say)
+        return OnDisk(scratch / "file", entries, layout, num_envs, _say)
 
     key = random.seed_key(2, device)
     threaded = None if device.type == "cuda" else True
     how: dict[str, Any] = {"alpha": alpha, "finals": 1, "notify": _say, "threaded": threaded}
-    host = HostRing(rules, state, capacity, 1, 0.99, key, size, 1, storage, **how)
+    host = HostReplayRing(rules, state, capacity, 1, 0.99, key, size, 1, storage, **how)
     host.storage.records.random_(0, 2)  # pages that were never written would all be the same one
     try:
         return size * rate(Loop(host, state, size, compiler, graph, writes=True).call, seconds, device)
@@ -166,10 +166,10 @@ def _measure(
         shutil.rmtree(scratch / "file", ignore_errors=True)
 
 
-def _example(rules: Rules, lanes: int, device: torch.device) -> Any:
+def _example(rules: Rules, num_envs: int, device: torch.device) -> Any:
     if rules.game.State is Frame:
-        return Frame(torch.randint(0, 2, (lanes, *SHAPE), device=device).to(torch.uint8))
-    return batch.reset(rules, batch.lane_keys(0, torch.arange(lanes, device=device))).game
+        return Frame(torch.randint(0, 2, (num_envs, *SHAPE), device=device).to(torch.uint8))
+    return batch.reset(rules, batch.env_keys(0, torch.arange(num_envs, device=device))).game
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from redline.core.records import Hardware, Tier
 from redline.engine import hardware
-from redline.run import devices
+from redline.run import device_choice
 from redline.run.config import Plan, Settings
 
 TIERS: dict[Tier, str] = {
@@ -26,7 +26,7 @@ _SHARED = 256 * 10**6  # bytes of shared memory; containers often come with 64 M
 
 def examine(env: str, algo: str, device: str) -> dict[str, Any]:
     """The machine and the settings `redline train` would begin a run with on it."""
-    plan = devices.decide(Settings(env=env, algo=algo, device=device, resume="never"))
+    plan = device_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
     chosen = plan.describe()
     return {
         "python": platform.python_version(),
@@ -105,6 +105,6 @@ def report(found: dict[str, Any]) -> str:
     for name, choice in found["settings"].items():
         lines.append(f"  {name:<16} {choice['value']!s:<12} {choice['why']}")
     if "measured" in found["settings"]["device"]["why"]:
-        lines.append(f"What was measured is kept in {devices.cache_file()}; delete it to measure again.")
+        lines.append(f"What was measured is kept in {device_choice.cache_file()}; delete it to measure again.")
     lines += [f"Warning: {text}" for text in found["warnings"]]
     return "\n".join(lines)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from redline.core.errors import StorageError, UserError
-from redline.run.folder import read_config
 from redline.run.progress import quantity
+from redline.run.run_folder import read_config
 from redline.run.statistics import iqm
 from redline.tools.curves import Curve, draw
 

@@ -1,6 +1,6 @@
 """Watch an agent play: drawn in the terminal, or recorded as a GIF.
 
-The game played is the first of lane 0 of a seed: what a batch of any size plays in its lane 0. It runs on the CPU, at a
+The game played is the first of environment 0 of a seed: what a batch of any size plays in its environment 0. It runs on the CPU, at a
 person's speed.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
-from redline.envs.host import is_host
+from redline.envs.gym_envs import is_cpu_env
 from redline.tools import draw
 from redline.tools.gif import write_gif
 
@@ -57,18 +57,22 @@ class Frame(NamedTuple):
 
 @torch.no_grad()
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
-    """The games of lane 0 of `seed`, one after another without end: for each the first board, then one a step."""
-    if is_host(rules.game):
+    """The games of environment 0 of `seed`, one after another without end: for each the first board, then one a step."""
+    if is_cpu_env(rules.game):
         raise UserError("watch shows Redline's own games, not environments of Gymnasium; redline eval plays those.")
-    lanes = batch.reset(rules, batch.lane_keys(seed, torch.arange(1)))
+    envs = batch.reset(rules, batch.env_keys(seed, torch.arange(1)))
     while True:
-        yield Frame(_cells(rules, lanes.game), Result(0, 0, 0.0, False, False), False)
+        yield Frame(_cells(rules, envs.game), Result(0, 0, 0.0, False, False), False)
         ended = False
         while not ended:
-            obs, legal = rules.game.observe(rules.config, lanes.game), batch.legal(rules, lanes.game)
+            obs, legal = rules.game.observe(rules.config, envs.game), batch.legal(rules, envs.game)
             action = act(obs, legal).to("cpu").view(1)
-            lanes, step = batch.step(rules, lanes, action)
-            score, length, reward = step.episode.score.item(), step.episode.length.item(), step.episode.reward.item()
+            envs, step = batch.step(rules, envs, action)
+            score, length, reward = (
+                step.episode.score.item(),
+                step.episode.length.item(),
+                step.episode.episode_return.item(),
+            )
             result = Result(int(score), int(length), reward, bool(step.won), bool(step.truncated))
             ended = bool(step.terminated | step.truncated)
             yield Frame(_cells(rules, step.final_state), result, ended)

@@ -1,0 +1,550 @@
+"""Actor processes: what they play reaches learners whole and in order, and they are replaced when they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from redline import algos
+from redline.collect.actor_collector import ActorCollector
+from redline.collect.actor_supervisor import ActorsLost
+from redline.core.errors import UserError
+from redline.run.config import Settings, resolve
+from redline.run.session import Session
+
+HERE, TOYS = (str(Path(__file__).parents[1] / folder) for folder in ("collect", "host"))
+ENV = "gym:faulty:Faulty-v0"
+SMALL: dict[str, dict[str, Any]] = {
+    "dqn": {"hidden": (32,), "learning_starts": 64, "batch_size": 32, "replay_capacity": 4000, "epsilon_steps": 500},
+    "ppo": {"hidden": (32,), "rollout_steps": 16, "batch_size": 64, "learning_rate": 1e-2},
+    "pqn": {
+        "hidden": (32,),
+        "rollout_steps": 16,
+        "batch_size": 64,
+        "learning_rate": 3e-3,
+        "q_lambda": 0.3,
+        "gamma": 0.5,
+    },
+}
+REMEMBERS = {"learning_starts": 10**6, "n_step": 2, "gamma": 0.5}  # and does not learn
+BOTH = pytest.mark.parametrize("inference", ["actors", "central"])
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.syspath_prepend(TOYS)
+    for name in ("FAULTY", "FAULTY_FLAG", "FAULTY_AT", "FAULTY_SLOW"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class StartedSessions:
+    """Sessions that are closed, and what they said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.sessions: list[Session] = []
+
+    def __call__(self, env: str = ENV, algo: str = "dqn", actors: int = 1, num_envs: int = 4, **more: Any) -> Session:
+        top = {k: more.pop(k) for k in ("inference", "drop_oldest", "publish", "env_options", "backplay") if k in more}
+        options = SMALL[algo] | more
+        settings = Settings(
+            env, algo, num_envs=num_envs, actors=actors, device="cpu", steps=100_000, algo_options=options, **top
+        )
+        self.sessions.append(Session(resolve(settings), self.said.append))
+        return self.sessions[-1]
+
+
+@pytest.fixture
+def collecting() -> Iterator[StartedSessions]:
+    made = StartedSessions()
+    yield made
+    for session in made.sessions:
+        session.close()
+        session.close()  # twice is fine
+
+
+def check_memory(session: Session, samples: int = 600) -> None:
+    """Every sample is of one episode of one environment, and what follows is what followed."""
+    batch = session.learner.memory.sample(torch.tensor(3, dtype=torch.int32), samples)
+    for row in range(samples):
+        if not batch.weight[row]:
+            continue
+        episode, at, luck = batch.obs[row].tolist()
+        assert 0 <= at < 5
+        if batch.discount[row] > 0:
+            then = batch.next_obs[row].tolist()
+            assert then[0] == episode
+            assert then[2] == luck, "a sample spans two episodes"
+            assert batch.discount[row] == 0.5 ** (then[1] - at)
+            assert then[1] - at in (1, 2)
+        else:
+            assert at >= 3
+
+
+@BOTH
+@pytest.mark.parametrize("num_envs", [1, 5])
+def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num_envs: int) -> None:
+    session = collecting(inference=inference, num_envs=num_envs, actors=1 if num_envs == 1 else 2, **REMEMBERS)
+    session.iterate(100)
+    check_memory(session)
+    assert isinstance(session.collector, ActorCollector)
+    played = session.collector.episode_stats.read()
+    assert played["episodes"] == 20 * num_envs
+    assert played["length"] == 5
+    measures = session.collector.measures()
+    assert measures["drops"] == 0
+    assert {f"queue_{actor}" for actor in range(1, len(session.collector.statuses) + 1)} <= set(measures)
+    assert not collecting.said
+
+
+@BOTH
+def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> None:
+    session = collecting(algo="ppo", inference=inference, num_envs=3, actors=2, rollout_steps=16, batch_size=48)
+    session._start()
+    collector, seen, absorb = session.collector, [], session.collector._absorb
+
+    def look() -> None:
+        seen.append((collector.state.obs.tolist(), collector.final.tolist()))
+        absorb()
+
+    collector._absorb = look
+    for _ in range(3):
+        session._play()
+        obs, ended = session.learner.obs.view(16, 3, 3), session.learner.ended.view(16, 3)
+        for row in range(15):
+            for env_index in range(3):
+                now, then = obs[row, env_index].tolist(), obs[row + 1, env_index].tolist()
+                over = bool(ended[row, env_index])
+                assert over == (now[1] == 4)
+                assert then[:2] == ([now[0] + 1, 0] if over else [now[0], now[1] + 1])
+        assert torch.isfinite(session.learner.logp).all()
+        assert (session.learner.logp < 0).all()
+        assert session.learner.reward.tolist() == session.learner.action.tolist()  # an action earns its number
+    assert len(seen) == 48
+    for now, then in ((a, b) for obs_of, final in seen for a, b in zip(obs_of, final, strict=True)):
+        assert then == [now[0], now[1] + 1, now[2]]  # also where the episode ended
+
+
+@BOTH
+@pytest.mark.parametrize("algo", algos.names())
+def test_every_algorithm_learns(collecting: StartedSessions, algo: str, inference: str) -> None:
+    more = {"n_step": 1} if algo == "dqn" else {}
+    session = collecting("gym:toys:ToyMatch-v0", algo, num_envs=8, inference=inference, publish=1, **more)
+    best = 0.0
+    for _ in range(60):
+        session.iterate(20 if algo == "dqn" else 4)
+        session.progress = min(session.progress + 0.05, 1.0)
+        best = max(best, session.collector.episode_stats.read().get("score", 0.0))
+        if best > 6.8:
+            break
+    assert best > 6.8
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    assert collector.measures()["policy_lag"] <= collector.capacity + collector.rows
+
+
+@BOTH
+def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference: str) -> None:
+    session = collecting(algo="ppo", inference=inference, num_envs=4, rollout_steps=16, batch_size=64)
+    session.iterate(1)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    assert session.learner.value.abs().max() > 0
+    with torch.no_grad():
+        for weight in session.learner.net.parameters():
+            weight.zero_()
+        session.learner.net.mean.fill_(3.5)
+    collector.on_update(0.0)
+    for _ in range(20):
+        session._play()
+        if (session.learner.value == 3.5).all():
+            break
+    assert (session.learner.value == 3.5).all()
+    assert session.learner.logp.tolist() == pytest.approx([-0.6931472] * 64, abs=1e-5)  # two actions, equally likely
+
+
+@BOTH
+def test_checksums_hold_where_they_are_asked_for(
+    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, inference: str
+) -> None:
+    """Of every row here, and of weights in the actor."""
+    monkeypatch.setenv("REDLINE_CHECK", "1")
+    session = collecting(algo="ppo", inference=inference, env_options={"restarts": 0}, rollout_steps=16, batch_size=64)
+    session.iterate(8)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    assert all(ring.plan.check for ring in collector.rings)
+    assert not collecting.said
+    if inference == "actors":
+        with monkeypatch.context() as patch:
+            patch.setattr(zlib, "crc32", lambda *_: 12345)
+            collector.on_update(0.0)  # published with a checksum that is not theirs
+        with pytest.raises(ActorsLost, match="torn weights"):
+            session.iterate(50)
+
+
+def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> None:
+    session = collecting(algo="pqn", inference="actors")
+    session.plan = dataclasses.replace(session.plan, settings=dataclasses.replace(session.plan.settings, steps=None))
+    session.progress = 0.75
+    session._start()
+    assert isinstance(session.collector, ActorCollector)
+    assert session.collector.control[1] == 0.75
+
+
+def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.envs.gym_envs.GymGame.CAN_RESTORE", True)
+    session = collecting(algo="ppo", backplay=0.999)
+    session.iterate(3)
+    times = session.learner.obs.view(16, 4, 3)[:, :, 1]
+    assert set(times.flatten().tolist()) == {3, 4}, "an episode has five steps, of which these are practised"
+    assert len(session.collector.episode_stats.ended) == 4, "the first of each environment"
+
+
+def test_versions_only_grow_and_lag_is_bounded(collecting: StartedSessions) -> None:
+    session = collecting(algo="ppo", inference="actors", num_envs=4, rollout_steps=16, batch_size=64)
+    seen: list[int] = []
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    step = collector.step
+
+    def note() -> None:
+        step()
+        seen.append(int(collector.staged["version"][collector.taken - 1][0]))
+
+    collector.step = note  # type: ignore[method-assign]
+    session._collect = note
+    session.iterate(12)
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3
+    most = -(-(collector.capacity + collector.rows) // 16) + 1
+    assert all(row // 16 + 1 - version <= most for row, version in enumerate(seen))
+
+
+FAILURES = {
+    "raise": ("raised an exception", "ArithmeticError: the emulator is on fire"),
+    "reset": ("raised an exception", "ArithmeticError: the emulator is on fire"),
+    "exit": ("ended with exit status 7", ""),
+    "kill": ("was ended by SIGKILL", ""),
+    "segfault": ("was ended by SIGSEGV", "string_at"),
+    "hang": ("hung for more than 1 seconds", "_fail"),
+}
+
+
+@pytest.mark.parametrize(("how", "inference"), [(how, ("actors", "central")[i % 2]) for i, how in enumerate(FAILURES)])
+def test_a_failing_actor_is_named_and_replaced(
+    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, inference: str
+) -> None:
+    monkeypatch.setenv("FAULTY", how)
+    monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
+    session = collecting(inference=inference, env_options={"timeout": 1.0}, actors=2, num_envs=4, **REMEMBERS)
+    session.iterate(150)
+    check_memory(session, 1000)
+    what, said = FAILURES[how]
+    assert len(collecting.said) == 1
+    text = collecting.said[0]
+    assert what in text
+    assert said in text
+    assert ENV in text
+    assert "seed" in text
+    assert "last actions: " in text
+    assert "1 of 20" in text
+    actions = text.split("last actions: ")[1].split(".")[0].split(", ")
+    assert 5 <= len(actions) <= 32
+    assert set(actions) <= {"0", "1"}
+    assert session.collector.measures()["restarts"] == 1
+
+
+def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> None:
+    session = collecting(inference="actors", **REMEMBERS)
+    session.iterate(10)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    victim = collector.statuses[0].pid
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+    while not collecting.said:
+        assert time.monotonic() - began < 2
+        time.sleep(0.01)
+    assert "SIGKILL" in collecting.said[0]
+
+
+def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY", "exit")
+    session = collecting(inference="actors", env_options={"restarts": 1}, **REMEMBERS)
+    with pytest.raises(ActorsLost, match=r"failed 2 times, 1 are allowed \(--env.restarts\)"):
+        session.iterate(10_000)
+
+
+def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.collect.actor_supervisor._STORM", 2)
+    monkeypatch.setenv("FAULTY", "exit")
+    session = collecting(inference="actors", env_options={"restarts": 100}, **REMEMBERS)
+    with pytest.raises(ActorsLost, match="2 times within 60 seconds"):
+        session.iterate(10_000)
+
+
+def test_an_environment_that_differs_in_actors_is_refused(
+    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULTY", "differ")
+    monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
+    session = collecting(inference="actors", **REMEMBERS)
+    with pytest.raises(UserError, match=r"Actor 1 of 1 .*shape \[4\] in the actor, \[3\] in the learner"):
+        session.iterate(1)
+
+
+def test_where_actors_cannot_start_all_is_played_in_this_process(collecting: StartedSessions) -> None:
+    import faulty
+    import gymnasium
+
+    gymnasium.register("OnlyHere-v0", faulty.Faulty)  # no actor knows it
+    try:
+        session = collecting("gym:OnlyHere-v0", inference="actors", **REMEMBERS)
+        session.iterate(50)
+        check_memory(session)
+        assert len(collecting.said) == 1
+        assert "Playing in this process: actors cannot start" in collecting.said[0]
+        assert "OnlyHere" in collecting.said[0]
+    finally:
+        del gymnasium.registry["OnlyHere-v0"]
+
+
+def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
+    session = collecting(inference="actors", **REMEMBERS)
+    session.iterate(5)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    time.sleep(1.0)
+    before = collector.rings[0].written
+    time.sleep(0.3)
+    assert collector.rings[0].written == before
+    assert collector.rings[0].available() == collector.capacity
+    session.iterate(300)
+    check_memory(session)
+    assert collector.measures()["drops"] == 0
+
+
+def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
+    session = collecting(inference="actors", drop_oldest=True, **REMEMBERS)
+    for _ in range(4):
+        session.iterate(40)
+        time.sleep(0.5)
+    session.iterate(40)
+    check_memory(session, 1000)
+    assert session.collector.measures()["drops"] > 0
+
+
+def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_SLOW", "0.005")
+    session = collecting(inference="actors", **REMEMBERS)
+    session.iterate(20)
+    session.collector.measures()
+    session.iterate(20)
+    assert session.collector.measures()["learner_wait"] > 0.8
+
+
+def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
+    """After a reader that was overtaken: a gap, and among the rows that follow the first of a new process."""
+    session = collecting(drop_oldest=True, inference="actors", num_envs=2, **REMEMBERS)
+    collector = session.collector
+    assert isinstance(collector, ActorCollector)
+    ring, part = collector.rings[0], collector.parts[0]
+    for number in range(2 * collector.capacity):
+        row = ring.open()
+        assert row is not None
+        row["score"][:] = row["final"][:] = number
+        ring.commit()
+        if number == 1:
+            collector._move(0, 2, 0)
+    assert part["score"][:2, 0].tolist() == [0, 1]
+    assert part["final"][:2, 0, 0].tolist() == [0, 1]
+    part["truncated"][:] = part["begins"][:] = False
+    part["final"][:] = -1
+    collector.breaks[0].append(ring.written - 2)
+    rows = ring.available()
+    collector._move(0, rows, 1)
+    newest = 2 * collector.capacity - 1
+    assert part["score"][1 : rows + 1, 0].tolist() == list(range(newest - rows + 1, newest + 1))
+    expected = [0, rows - 2]  # before the gap, and before the new process
+    assert np.flatnonzero(part["truncated"][: rows + 1, 0]).tolist() == expected
+    assert np.flatnonzero(part["begins"][: rows + 1, 0]).tolist() == [row + 1 for row in expected]
+    # What was seen last of the old process is known, and of the newest row, which may yet turn out to be one's last.
+    known = np.flatnonzero(part["final"][:, 0, 0] >= 0).tolist()
+    assert known == [rows - 2, rows]
+    assert part["final"][known, 0, 0].tolist() == [newest - 2, newest]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity on this system")
+def test_cores_are_given_back(collecting: StartedSessions) -> None:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    session = collecting(inference="actors", **REMEMBERS)
+    session.iterate(2)
+    assert len(os.sched_getaffinity(0)) == max(1, len(before) - 1)
+    session.stop_playing()
+    assert os.sched_getaffinity(0) == before
+    assert torch.get_num_threads() == threads
+
+
+def script(body: str, **environment: str) -> subprocess.Popen[str]:
+    source = f"import sys\nsys.path[:0] = [{HERE!r}]\n" + textwrap.dedent(body)
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        start_new_session=True,
+    )
+
+
+TRAIN = """
+    import torch
+    from redline.run.config import Settings, resolve
+    from redline.run.session import Session
+    settings = Settings("gym:faulty:Faulty-v0", "ppo", num_envs=4, actors=2, device="cpu", steps=10**6, inference="actors",
+                        algo_options={"hidden": (8,), "rollout_steps": 16, "batch_size": 64})
+    session = Session(resolve(settings), print)
+    session.iterate(2)
+    print(*[status.pid for status in session.collector.statuses], flush=True)
+"""
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_actors_die_with_their_parent(stuck: bool) -> None:
+    """Also when they are stuck in a step."""
+    more = {"FAULTY": "hang", "FAULTY_AT": "90"} if stuck else {}
+    process = script(TRAIN + "    session.iterate(10**6)\n", **more)
+    assert process.stdout
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    time.sleep(1.0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline, "actors outlived their parent"
+        time.sleep(0.05)
+    process.communicate()
+
+
+@pytest.mark.parametrize("end", ["session.close()", "pass"])
+def test_a_script_ends_in_silence(end: str) -> None:
+    """Closed or not, and without a guard for the main module."""
+    process = script(TRAIN + f"    {end}\n")
+    out, err = process.communicate(timeout=60)
+    pids = [int(pid) for pid in out.split()]
+    assert process.returncode == 0
+    assert err == ""
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def command(folder: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    words = ["train", ENV, "--algo", "ppo", "--actors", "1", "--num-envs", "4", "--run-dir", str(folder)]
+    words += [
+        "--eval-episodes",
+        "0",
+        "--ppo.hidden",
+        "8",
+        "--ppo.rollout_steps",
+        "16",
+        "--batch-size",
+        "64",
+        *more,
+    ]
+    path = os.pathsep.join([HERE, *(p for p in sys.path if p)])
+    return subprocess.Popen(
+        [sys.executable, "-m", "redline", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        start_new_session=True,
+    )
+
+
+def test_a_run_whose_actors_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Path) -> None:
+    options = ("--env.restarts", "0", "--steps", "1M", "--json")
+    process = command(tmp_path, *options, FAULTY="kill", FAULTY_AT="200")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 70, err
+    assert "was ended by SIGKILL" in err
+    assert "Traceback" not in err
+    result = json.loads(out.splitlines()[-1])
+    assert result["stopped_by"] == "actors"
+    assert result["env_steps"] >= 64
+    assert list((tmp_path / "checkpoints").glob("ckpt-*"))
+
+
+def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
+    process = command(tmp_path, "--minutes", "5")
+    metrics = tmp_path / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    record = json.loads(metrics.read_text().splitlines()[-1])
+    assert {"queue", "policy_lag", "actor_busy", "learner_wait", "reader_ms", "drops", "restarts"} <= set(record)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Actor" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (Settings("snake", actors=2), "actors is 2, but snake is played on the device"),
+        (Settings("gym:CartPole-v1", actors=-1), "actors is -1; expected 0 to 8"),
+        (Settings("gym:CartPole-v1", actors=9, num_envs=8), "actors is 9; expected 0 to 8"),
+        (Settings("gym:CartPole-v1", actors=1, deterministic=True), "deterministic is on, but what actors play"),
+        (Settings("gym:CartPole-v1", inference="central"), "inference is set, but no actors play"),
+        (Settings("snake", drop_oldest=True), "drop_oldest is set, but no actors play"),
+        (
+            Settings("gym:CartPole-v1", inference="both", actors=1),
+            "inference is 'both'; expected auto, actors or central",
+        ),
+        (Settings("gym:CartPole-v1", publish=-1, actors=1), "publish is -1"),
+        (Settings("gym:CartPole-v1", env_options={"timeout": "0"}), "env.timeout is 0"),
+        (Settings("gym:CartPole-v1", env_options={"restarts": "-1"}), "env.restarts is -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: Settings, says: str) -> None:
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        resolve(settings)
+
+
+def test_environments_that_are_fast_are_played_in_step() -> None:
+    plan = resolve(Settings("gym:CartPole-v1", device="cpu"))
+    assert plan.actors == 0
+    assert "µs" in plan.reasons["actors"]
+
+
+def test_slow_ones_are_played_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_SLOW", "0.01")
+    plan = resolve(Settings(ENV, device="cpu", env_options={"sticky": "0.1"}))
+    cores = plan.hardware.cores
+    assert plan.actors == (min(cores, plan.num_envs) if cores <= 4 else min(cores - 1, plan.num_envs))
+    assert plan.inference == ("actors" if plan.actors >= cores else "central")
+    assert resolve(Settings(ENV, device="cpu", env_options={"sticky": "0.1"}, deterministic=True)).actors == 0
