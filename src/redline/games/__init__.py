@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from redline.core.errors import UserError, nearest
+from redline.core.errors import UserError as UserError
 from redline.core.records import Events, Hardware, Spec
+from redline.core.registry import Registry, defines
 
 Phases = tuple[tuple[str, float, float, dict[str, Any]], ...]  # of a curriculum: name, from, to, options
 
@@ -39,16 +38,7 @@ class Game(Protocol):
     def cells(self, config: Any, state: Any) -> Tensor: ...
 
 
-def names() -> list[str]:
-    """All games, alphabetically."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-
-
-def load(name: str) -> Game:
-    """The game called `name`."""
-    if name not in names():
-        hint = nearest(name, names()) or "."
-        raise UserError(
-            f"There is no game '{name}'{hint} Games: {', '.join(names())}; gym:ID takes one of Gymnasium's."
-        )
-    return cast(Game, importlib.import_module(f"{__name__}.{name}"))
+_registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"))
+names = _registry.names
+load = _registry.load
+failures = _registry.failures
