@@ -120,7 +120,7 @@ def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> N
     collector, seen, absorb = session.collector, [], session.collector._absorb
 
     def look() -> None:
-        seen.append((collector.state.obs.tolist(), collector.final.tolist()))
+        seen.append((collector.state.obs.tolist(), collector.final_obs.tolist()))
         absorb()
 
     collector._absorb = look
@@ -369,14 +369,14 @@ def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
     for number in range(2 * collector.capacity):
         row = ring.open()
         assert row is not None
-        row["score"][:] = row["final"][:] = number
+        row["score"][:] = row["final_obs"][:] = number
         ring.commit()
         if number == 1:
             collector._move(0, 2, 0)
     assert part["score"][:2, 0].tolist() == [0, 1]
-    assert part["final"][:2, 0, 0].tolist() == [0, 1]
-    part["truncated"][:] = part["begins"][:] = False
-    part["final"][:] = -1
+    assert part["final_obs"][:2, 0, 0].tolist() == [0, 1]
+    part["truncated"][:] = part["episode_start"][:] = False
+    part["final_obs"][:] = -1
     collector.breaks[0].append(ring.written - 2)
     rows = ring.available()
     collector._move(0, rows, 1)
@@ -384,11 +384,11 @@ def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
     assert part["score"][1 : rows + 1, 0].tolist() == list(range(newest - rows + 1, newest + 1))
     expected = [0, rows - 2]  # before the gap, and before the new process
     assert np.flatnonzero(part["truncated"][: rows + 1, 0]).tolist() == expected
-    assert np.flatnonzero(part["begins"][: rows + 1, 0]).tolist() == [row + 1 for row in expected]
+    assert np.flatnonzero(part["episode_start"][: rows + 1, 0]).tolist() == [row + 1 for row in expected]
     # What was seen last of the old process is known, and of the newest row, which may yet turn out to be one's last.
-    known = np.flatnonzero(part["final"][:, 0, 0] >= 0).tolist()
+    known = np.flatnonzero(part["final_obs"][:, 0, 0] >= 0).tolist()
     assert known == [rows - 2, rows]
-    assert part["final"][known, 0, 0].tolist() == [newest - 2, newest]
+    assert part["final_obs"][known, 0, 0].tolist() == [newest - 2, newest]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity on this system")

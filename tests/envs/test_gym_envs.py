@@ -68,7 +68,7 @@ def test_an_episode_that_ends_is_followed_by_the_next_in_the_same_step() -> None
     for step in range(1, 7):
         play(envs)
         ended = step % 3 == 0
-        assert (envs.final[:, 1] == (step - 1) % 3 + 1).all(), "the old episode's last sight"
+        assert (envs.final_obs[:, 1] == (step - 1) % 3 + 1).all(), "the old episode's last sight"
         assert (envs.obs[:, 1] == step % 3).all()
         assert (envs.obs[:, 0] == step // 3).all()
         assert (envs.terminated == (step == 3)).all()
@@ -76,7 +76,7 @@ def test_an_episode_that_ends_is_followed_by_the_next_in_the_same_step() -> None
         assert (envs.length == (step - 1) % 3 + 1).all()
         assert (envs.score == sum(range(1, (step - 1) % 3 + 2))).all()
         if not ended:
-            assert np.array_equal(envs.final, envs.obs)
+            assert np.array_equal(envs.final_obs, envs.obs)
     play(envs, action=0)
     assert (envs.reward == 10).all(), "actions count from 0, whatever they are called there"
 
@@ -86,7 +86,7 @@ def test_rewards_are_clipped_for_learning_and_not_for_the_score() -> None:
     envs.reset(0)
     play(envs, action=0)
     play(envs, action=0)
-    assert (envs.reward, envs.earned, envs.score) == (1.0, 2.0, 30.0)
+    assert (envs.reward, envs.episode_return, envs.score) == (1.0, 2.0, 30.0)
     with pytest.raises(UserError, match=r"env\.reward_clip is 'yes'"):
         make_rules("gym:ToyCount-v0", {"reward_clip": "yes"})
 

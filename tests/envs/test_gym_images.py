@@ -154,7 +154,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone() -> None:
     for _ in range(8):
         envs.step(np.zeros(2, np.int64))
         ends.append(bool(envs.terminated.all()))
-        overs.append(bool(envs.over.all()))
+        overs.append(bool(envs.episode_over.all()))
         lengths.append(int(envs.length[0]))
     assert ends == [False, False, False, True, False, False, True, False]
     assert overs == [False] * 6 + [True, False]

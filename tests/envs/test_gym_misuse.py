@@ -108,7 +108,7 @@ def test_old_interfaces_are_understood(kind: type[Old], end: str) -> None:
     ends = []
     for step in range(1, 9):
         play(envs, 1)
-        assert (envs.final[:, 0] == (step - 1) % 4 + 1).all()
+        assert (envs.final_obs[:, 0] == (step - 1) % 4 + 1).all()
         assert (envs.reward == 2).all()
         ends.append((envs.terminated.all(), envs.truncated.all()))
     no = (False, False)
@@ -126,7 +126,7 @@ def test_old_interfaces_have_their_time_limit(kind: type[Old]) -> None:
     envs = envs_of(f"Toy{kind.__name__}Limited-v0")
     envs.reset(0)
     play(envs, 0, 0)
-    assert not envs.over.any()
+    assert not envs.episode_over.any()
     play(envs, 0)
     assert envs.truncated.all()
 
@@ -302,12 +302,12 @@ def test_episodes_of_one_step_are_counted() -> None:
     for step in range(6):
         play(envs, 1)
         episode_stats.add(vars(envs))
-        assert envs.over.all()
+        assert envs.episode_over.all()
         assert (envs.length == 1).all()
         assert (envs.score == 1).all()
         assert (envs.terminated == (step % 2 == 0)).all()
         assert (envs.truncated == (step % 2 == 1)).all()
-        assert (envs.final[:, :2] == [step, 1]).all()
+        assert (envs.final_obs[:, :2] == [step, 1]).all()
         assert (envs.obs[:, :2] == [step + 1, 0]).all()
     assert episode_stats.read() == {
         "episodes": 18, "score": 1, "score_max": 1, "length": 1, "reward": 1, "win_rate": 0, "truncated": 0.5,

@@ -119,8 +119,8 @@ def test_the_score_is_how_far_it_went_and_the_flag_wins(old: None) -> None:
     envs.reset(0)
     play(envs, *[RUN_JUMP] * 10, *[LEFT] * 5)
     assert envs.score.tolist() == [160, 160], "the way back does not count"
-    assert envs.earned[0] == pytest.approx((120 - 20 - 2) / 15)
-    while not envs.over.any():
+    assert envs.episode_return[0] == pytest.approx((120 - 20 - 2) / 15)
+    while not envs.episode_over.any():
         play(envs, RUN_JUMP)
         episode_stats.add(vars(envs))
     assert envs.won.all()
@@ -129,7 +129,7 @@ def test_the_score_is_how_far_it_went_and_the_flag_wins(old: None) -> None:
     play(envs, NOTHING)
     assert not envs.won.any()
     assert envs.score.tolist() == [40, 40]
-    while not envs.over.any():
+    while not envs.episode_over.any():
         play(envs, RUN)
         episode_stats.add(vars(envs))
     assert envs.lost.all()
@@ -158,7 +158,7 @@ def test_who_gets_no_further_is_cut_short(old: None) -> None:
     envs = envs_of(patience=100)
     envs.reset(0)
     play(envs, *[RUN] * 50, *[LEFT, RIGHT] * 49, LEFT)
-    assert not envs.over.any()
+    assert not envs.episode_over.any()
     play(envs, NOTHING)
     assert envs.truncated.all()
     assert not envs.terminated.any()
@@ -166,7 +166,7 @@ def test_who_gets_no_further_is_cut_short(old: None) -> None:
     patient = envs_of(patience=0)
     patient.reset(0)
     for _ in range(400 * 24):
-        assert not patient.over.any()
+        assert not patient.episode_over.any()
         play(patient, NOTHING)
     assert patient.terminated.all(), "the level's own clock kills"
     assert not patient.won.any()
@@ -261,19 +261,19 @@ def test_practice_is_cut_short_and_not_counted(old: None) -> None:
     envs = GymEnvs(load_game("mario"), MarioConfig(frame_skip=4), 1, 0, backplay=0.999, backplay_steps=20)
     envs.reset(0)
     play(envs, *[RIGHT] * 65)
-    assert (envs.over[0], envs.terminated[0], envs.score[0], envs.length[0]) == (True, True, 300, 65)
+    assert (envs.episode_over[0], envs.terminated[0], envs.score[0], envs.length[0]) == (True, True, 300, 65)
     assert envs.obs.shape == (1, 3, 240, 256)
     assert envs.obs[0, 0, 0, 0] == 200
     play(envs, *[RIGHT] * 25)
-    assert (envs.over[0], envs.terminated[0], envs.truncated[0]) == (False, True, False)
+    assert (envs.episode_over[0], envs.terminated[0], envs.truncated[0]) == (False, True, False)
     play(envs, *[NOTHING] * 79)
-    assert not (envs.terminated | envs.truncated | envs.over).any()
+    assert not (envs.terminated | envs.truncated | envs.episode_over).any()
     assert envs.length[0] == 79
     play(envs, NOTHING)
-    assert (envs.over[0], envs.terminated[0], envs.truncated[0]) == (False, False, True)
+    assert (envs.episode_over[0], envs.terminated[0], envs.truncated[0]) == (False, False, True)
     envs.backplay = 0.001
     play(envs, *[RIGHT] * 25, *[RIGHT] * 65)
-    assert (envs.over[0], envs.score[0], envs.length[0]) == (True, 300, 65), "whole games count as ever"
+    assert (envs.episode_over[0], envs.score[0], envs.length[0]) == (True, 300, 65), "whole games count as ever"
     envs.close()
 
 
@@ -282,7 +282,7 @@ def test_only_what_was_lost_is_practised(old: None) -> None:
     envs = GymEnvs(load_game("mario"), MarioConfig(frame_skip=4), 1, 50, backplay=0.999, backplay_steps=4)
     envs.reset(0)
     play(envs, *[RIGHT] * 50)
-    assert (envs.over[0], envs.truncated[0], envs.left[0]) == (True, True, 0)
+    assert (envs.episode_over[0], envs.truncated[0], envs.left[0]) == (True, True, 0)
     assert envs.envs[0].unwrapped.moment is None
     envs.close()
 
@@ -469,7 +469,7 @@ def test_level_one_is_won() -> None:
     way = [int(action) for part in WAY.split() for action, times in [part.split("x")] for _ in range(int(times))]
     score, before = 40.0, 40.0
     for number, action in enumerate(way):
-        assert not envs.over.any(), f"ended after {number} actions at {score}"
+        assert not envs.episode_over.any(), f"ended after {number} actions at {score}"
         play(envs, action)
         episode_stats.add(vars(envs))
         before, score = score, float(envs.score[0])
@@ -479,7 +479,7 @@ def test_level_one_is_won() -> None:
     assert envs.terminated.all()
     assert score > 3100
     assert episode_stats.read()["win_rate"] == 1
-    assert envs.earned[0] == pytest.approx((score - 40) / 15 + 1, abs=7), "nearly all is the way and the prize"
+    assert envs.episode_return[0] == pytest.approx((score - 40) / 15 + 1, abs=7), "nearly all is the way and the prize"
     envs.close()
 
 

@@ -72,7 +72,7 @@ class ActorCollector(CPUCollector):
         self.device, self.number = device, 0
         self.version, self.updates = 0, 0  # of the weights published, and updates since
         self.outputs = tuple(torch.zeros(num_envs, device=device) for _ in algo.POLICY_OUTPUTS)
-        self.targets = {"obs": self.state.obs, "begins": self.begins, "action": self.action}
+        self.targets = {"obs": self.state.obs, "episode_start": self.episode_start, "action": self.action}
         self.targets |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         self.targets |= {f"out.{name}": x for name, x in zip(algo.POLICY_OUTPUTS, self.outputs, strict=True)}
         self._absorb = prepare(self.absorb)
@@ -99,7 +99,7 @@ class ActorCollector(CPUCollector):
             end += Status.layout(statuses[-1][1]).bytes
             for _, count in own:
                 fields = SharedLayout(row_fields(spec, count, self.algo.POLICY_OUTPUTS))
-                plan = SharedRingSpec(fields, self.capacity, options.drop_oldest, options.check, "final", ENDS)
+                plan = SharedRingSpec(fields, self.capacity, options.drop_oldest, options.check, "final_obs", ENDS)
                 rings.append((end, plan))
                 end += plan.layout.bytes
         self.memory = Memory.create(end)
@@ -148,7 +148,7 @@ class ActorCollector(CPUCollector):
             {name: array[:, index] if name == "version" else array[:, env_index] for name, array in self.staged.items()}
             for index, env_index in enumerate(self.slices)
         ]
-        self.on_host = {name: torch.from_numpy(self.staged[name]) for name in (*self.targets, "final")}
+        self.on_host = {name: torch.from_numpy(self.staged[name]) for name in (*self.targets, "final_obs")}
         self.fetched = {k: x.to(self.device, copy=True) for k, x in self.on_host.items()} if pinned else self.on_host
         self.side = torch.cuda.Stream(self.device) if pinned else None
         self.arrived = torch.cuda.Event() if pinned else None
@@ -221,8 +221,8 @@ class ActorCollector(CPUCollector):
         for name, target in self.targets.items():
             target.copy_(self.fetched[name][row])
         given = self.fetched
-        ended = (given["terminated"][row] | given["truncated"][row]).view(-1, *(1,) * (self.final.ndim - 1))
-        self.final.copy_(torch.where(ended, given["final"][row], given["obs"][row + 1]))  # see ENDS
+        ended = (given["terminated"][row] | given["truncated"][row]).view(-1, *(1,) * (self.final_obs.ndim - 1))
+        self.final_obs.copy_(torch.where(ended, given["final_obs"][row], given["obs"][row + 1]))  # see ENDS
         self._absorb()
         self.episode_stats.add({name: self.staged[name][row] for name in TOLD})
         self.lag += self.version - float(self.staged["version"][row].mean())
@@ -283,7 +283,7 @@ class ActorCollector(CPUCollector):
             while breaks and breaks[0] < ring.next:
                 broken.append(here + max(0, breaks.pop(0) - first))
             for row in broken:
-                part["begins"][row] = True  # of what is seen, too: frames before it are not its own
+                part["episode_start"][row] = True  # of what is seen, too: frames before it are not its own
                 if row:
                     part["truncated"][row - 1] |= ~part["terminated"][row - 1]
             done += copied

@@ -45,12 +45,12 @@ class ActorPolicy:
 
     @torch.inference_mode()
     def move(
-        self, obs: Tensor, begins: Tensor, env_index: Tensor, draw: int, acted: int, progress: float
+        self, obs: Tensor, episode_start: Tensor, env_index: Tensor, draw: int, acted: int, progress: float
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Actions (N,) of environments (N,) int64 that see the frames `obs` (N, …), the first of an episode where it `begins`."""
         state = GymState(obs)
         if self.spec.frames > 1:
-            state = GymState(stacked(self.stack.index_select(0, env_index), obs, begins))
+            state = GymState(stacked(self.stack.index_select(0, env_index), obs, episode_start))
             self.stack.index_copy_(0, env_index, state.obs)
         seen = self.rules.game.observe(self.rules.config, state)
         numbers = (torch.tensor(x, device=self.device) for x in (draw, acted, progress))

@@ -85,7 +85,7 @@ class _Group(NamedTuple):
     ring: Any  # Ring
     first: int  # of its environments among the actor's
     env_index: Any  # (K,) int64: their numbers among all
-    begins: Any  # (K,) bool: what is seen is the first of an episode
+    episode_start: Any  # (K,) bool: what is seen is the first of an episode
 
 
 class _Actor:
@@ -116,7 +116,7 @@ class _Actor:
         for group in job["groups"]:
             own, count = group["first"], group["num_envs"]
             envs = GymEnvs(rules.game, rules.config, count, rules.time_limit, *job["practice"])
-            envs.at = self.status.at
+            envs.current_env = self.status.at
             envs.reset(job["seed"], job["number"], own)
             ring = SharedRing(memory, group["ring"], SharedRingSpec.from_json(group["plan"]))
             env_index = torch.arange(own, own + count)
@@ -155,10 +155,10 @@ class _Actor:
         self.status.enter(self.State.STEPPING)
         self._refresh()
         self._see(group, row)
-        obs, begins = self.torch.from_numpy(group.envs.obs), self.torch.from_numpy(group.begins)
+        obs, episode_start = self.torch.from_numpy(group.envs.obs), self.torch.from_numpy(group.episode_start)
         policy_input = self.job["acted"] + ring.written
         action, outputs = self.player.move(
-            obs, begins, group.env_index, policy_input, policy_input, float(self.control[1])
+            obs, episode_start, group.env_index, policy_input, policy_input, float(self.control[1])
         )
         row["action"][:] = action.numpy()
         row["version"][...] = self.player.version
@@ -192,7 +192,7 @@ class _Actor:
 
     def _see(self, group: _Group, row: dict[str, Any]) -> None:
         row["obs"][...] = group.envs.obs
-        row["begins"][:] = group.begins
+        row["episode_start"][:] = group.episode_start
 
     def _step(self, group: _Group, row: dict[str, Any]) -> None:
         envs, status = group.envs, self.status
@@ -200,10 +200,10 @@ class _Actor:
         envs.step(row["action"])
         for name in self.fields:
             row[name][...] = getattr(envs, name)
-        group.begins[:] = envs.terminated | envs.truncated
+        group.episode_start[:] = envs.terminated | envs.truncated
         group.ring.commit()
-        status.steps += len(group.begins)
-        status.episodes += int(envs.over.sum())
+        status.steps += len(group.episode_start)
+        status.episodes += int(envs.episode_over.sum())
 
 
 if __name__ == "__main__":

@@ -81,10 +81,10 @@ class InferenceServer:
             self._take_weights()
             device = self.player.device
             obs = torch.cat([torch.from_numpy(row["obs"]) for _, row in waiting]).to(device)
-            begins = torch.cat([torch.from_numpy(row["begins"]) for _, row in waiting]).to(device)
+            episode_start = torch.cat([torch.from_numpy(row["episode_start"]) for _, row in waiting]).to(device)
             env_index = torch.cat([seat.env_index for seat, _ in waiting]).to(device)
             acted = self.acted + min(seat.ring.written for seat, _ in waiting)
-            action, outputs = self.player.move(obs, begins, env_index, self.asked, acted, self.progress())
+            action, outputs = self.player.move(obs, episode_start, env_index, self.asked, acted, self.progress())
             self.asked += 1
             said = {"action": action.cpu().numpy()}
             said |= {name: x.cpu().numpy() for name, x in zip(self.outputs, outputs, strict=True)}

@@ -30,7 +30,7 @@ from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
 from redline.envs.gym_envs import GymEnvs
 
-_ARRAYS = ("obs", "terminated", "truncated", "over", "lost", "won", "length", "score")  # what evaluation reads
+_ARRAYS = ("obs", "terminated", "truncated", "episode_over", "lost", "won", "length", "score")  # what evaluation reads
 _LOOK_EVERY = 0.2  # seconds
 _READ = 1 << 16
 
@@ -50,7 +50,7 @@ class ParallelEnvs:
     """HostEnvs in `processes`."""
 
     obs: np.ndarray[Any, Any]
-    over: np.ndarray[Any, Any]
+    episode_over: np.ndarray[Any, Any]
     lost: np.ndarray[Any, Any]
     won: np.ndarray[Any, Any]
     terminated: np.ndarray[Any, Any]
@@ -205,7 +205,7 @@ def _make(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
     check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
     envs = GymEnvs(rules.game, rules.config, job["num_envs"], job["time_limit"])
     actions, busy = mine.pop("actions"), mine.pop("busy")
-    vars(envs).update(mine, at=at)
+    vars(envs).update(mine, current_env=at)
     return envs, actions, busy
 
 

@@ -13,17 +13,17 @@ from redline.envs.gym_envs import frame_shape
 # Of the environments, by the names they have there, (K,) each: what is learned from, and what is told of episodes.
 LEARNED = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 TOLD = {
-    "over": np.bool_,
+    "episode_over": np.bool_,
     "lost": np.bool_,
     "won": np.bool_,
     "length": np.int64,
     "score": np.float64,
-    "earned": np.float64,
+    "episode_return": np.float64,
 }
 
 ENDS = ("terminated", "truncated")  # where `final` is not what the next row sees
 
-FROM_ENVS = ("final", *LEARNED, *TOLD)
+FROM_ENVS = ("final_obs", *LEARNED, *TOLD)
 
 
 def row_fields(spec: Spec, num_envs: int, outputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -31,10 +31,10 @@ def row_fields(spec: Spec, num_envs: int, outputs: tuple[str, ...]) -> dict[str,
     frame, seen = frame_shape(spec), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
     return {
         "obs": ((num_envs, *frame), seen),
-        "begins": ((num_envs,), np.bool_),  # obs is the first of an episode
+        "episode_start": ((num_envs,), np.bool_),  # obs is the first of an episode
         "action": ((num_envs,), np.int64),
         **{f"out.{name}": ((num_envs,), np.float32) for name in outputs},  # what the behaviour policy said of it
-        "final": ((num_envs, *frame), seen),  # what was seen then, before any reset
+        "final_obs": ((num_envs, *frame), seen),  # what was seen then, before any reset
         **{name: ((num_envs,), dtype) for name, dtype in (LEARNED | TOLD).items()},
         "version": ((), np.int64),  # of the policy
     }

@@ -25,10 +25,10 @@ class CPUEpisodeStats:
         self.ended: list[tuple[float, float, float, bool, bool]] = []  # score, length, reward, truncated, won
 
     def add(self, told: Mapping[str, Array]) -> None:
-        """`over`, `score`, `length`, `earned`, `lost` and `won` of a step of all environments, (N,) each."""
-        for env_index in np.flatnonzero(told["over"]):
+        """`episode_over`, `score`, `length`, `episode_return`, `lost` and `won` of a step of all environments, (N,) each."""
+        for env_index in np.flatnonzero(told["episode_over"]):
             score, length, earned, lost, won = (
-                told[name][env_index] for name in ("score", "length", "earned", "lost", "won")
+                told[name][env_index] for name in ("score", "length", "episode_return", "lost", "won")
             )
             self.ended.append((score, length, earned, not (lost or won), won))
 
@@ -59,9 +59,9 @@ class CPUCollector(CollectorBase):
         self.state = GymState(frame)  # the newest frames
         stack = frame.unsqueeze(1).repeat_interleave(self.frames, 1)
         self.stack = GymState(stack) if self.frames > 1 else self.state  # what is seen
-        self.begins = torch.ones_like(flag)  # the newest frame is an episode's first
+        self.episode_start = torch.ones_like(flag)  # the newest frame is an episode's first
         self.action = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self.final = torch.zeros_like(frame)  # what was seen after it, before any reset
+        self.final_obs = torch.zeros_like(frame)  # what was seen after it, before any reset
         self.reward = torch.zeros(num_envs, device=device)
         self.terminated, self.truncated = flag.clone(), flag.clone()
         self.nothing = flag  # what no learner asks for
@@ -69,12 +69,12 @@ class CPUCollector(CollectorBase):
     def see(self) -> Tensor:
         """The observation, with the newest frames."""
         if self.frames > 1:
-            self.stack.obs.copy_(stacked(self.stack.obs, self.state.obs, self.begins))
+            self.stack.obs.copy_(stacked(self.stack.obs, self.state.obs, self.episode_start))
         return self.rules.game.observe(self.rules.config, self.stack)
 
     def ingest(self) -> None:
         """Hand what came of the actions to the learner."""
-        final, nothing = self.final, self.nothing
+        final, nothing = self.final_obs, self.nothing
         if self.frames > 1 and self.learner.wants_stacks:
             final = stacked(self.stack.obs, final)
         episode = Episode(nothing, nothing, self.reward)  # the host keeps count
@@ -101,7 +101,7 @@ class SyncCollector(CPUCollector):
         self.state.obs.copy_(torch.from_numpy(envs.obs))
         self._act()
         envs.step(self.action.cpu().numpy())
-        for name in ("final", "reward", "terminated", "truncated"):
+        for name in ("final_obs", "reward", "terminated", "truncated"):
             getattr(self, name).copy_(torch.from_numpy(getattr(envs, name)))
         self._ingest()
         self.episode_stats.add(vars(envs))
@@ -113,12 +113,12 @@ class SyncCollector(CPUCollector):
     @torch.no_grad()
     def ingest_row(self) -> None:
         self.ingest()
-        self.begins.copy_(self.terminated | self.truncated)
+        self.episode_start.copy_(self.terminated | self.truncated)
 
     def begin_again(self, seed: int, number: int) -> None:
         """Episodes that were not played before: `number` differs from those of earlier calls."""
         self.envs.reset(seed, number)
-        self.begins.fill_(True)
+        self.episode_start.fill_(True)
 
     def close(self) -> None:
         self.envs.close()

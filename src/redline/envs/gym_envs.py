@@ -173,12 +173,12 @@ def frame_shape(spec: Spec) -> tuple[int, ...]:
     return (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
 
 
-def stacked(stack: Tensor, newest: Tensor, begins: Tensor | None = None) -> Tensor:
-    """The stack (N, F, …) a frame later; where an episode `begins` (N,) bool its first frame stands for those before it."""
+def stacked(stack: Tensor, newest: Tensor, episode_start: Tensor | None = None) -> Tensor:
+    """The stack (N, F, …) with the newest frame (N, …) appended; at an `episode_start` (N,) bool it fills the whole stack."""
     later = torch.cat([stack[:, 1:], newest.unsqueeze(1)], 1)
-    if begins is None:
+    if episode_start is None:
         return later
-    return torch.where(begins.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
+    return torch.where(episode_start.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
 
 
 def is_cpu_env(game: Any) -> bool:
@@ -189,7 +189,7 @@ def is_cpu_env(game: Any) -> bool:
 class GymEnvs:
     """Environments of one kind in this process. After `reset` and every `step` the arrays hold what came of it.
 
-    An environment whose episode ended has begun the next one by then: `obs` is of the new one, `final` of the old.
+    An environment whose episode ended has begun the next one by then: `obs` is of the new one, `final_obs` of the old.
     """
 
     def __init__(
@@ -203,20 +203,20 @@ class GymEnvs:
         spec = game.spec(config)
         self.envs = [game.make(config) for _ in range(count)]
         self.obs = np.zeros((count, *frame_shape(spec)), _numpy_dtype(spec.obs_dtype))
-        self.final = np.zeros_like(self.obs)
+        self.final_obs = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
         self.terminated, self.truncated = np.zeros(count, bool), np.zeros(count, bool)
-        self.over = np.zeros(count, bool)  # the game is; to a learner it may end before
+        self.episode_over = np.zeros(count, bool)  # the game is; to a learner it may end before
         self.lost = np.zeros(count, bool)  # and was not cut short
         self.won = np.zeros(count, bool)  # and had reached its aim, as far as the environment tells
-        self.at: Any = np.zeros(1, np.int64)  # the one being stepped: who looks on learns where it failed
+        self.current_env: Any = np.zeros(1, np.int64)  # the one being stepped: who looks on learns where it failed
         self.first = 0  # number of the first among those of all processes
         self.lives = np.zeros(count, np.int64)
         self.ended = np.zeros(count, bool)  # the episode did, practice or not
         self.left = np.zeros(count, np.int64)  # steps of practice to come; 0: a whole game is played
         self.failed = np.zeros(count, bool)  # the last whole game was lost
         # Of the game under way, with this step; where it is over, its result.
-        self.length, self.score, self.earned = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
+        self.length, self.score, self.episode_return = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
         self.begun = False
 
     def reset(self, seed: int, number: int = 0, first: int = 0) -> None:
@@ -227,12 +227,20 @@ class GymEnvs:
         for env_index, (env, own) in enumerate(
             zip(self.envs, env_seeds(seed, number, first, len(self.envs)), strict=True)
         ):
-            self.at[0] = first + env_index
+            self.current_env[0] = first + env_index
             options = self._snapshots() if self.backplay else None
             self.obs[env_index], info = env.reset(seed=own, options=options)
             self.lives[env_index] = _lives(info)
         self.luck = np.random.default_rng([seed, number, first])
-        for array in (self.length, self.score, self.earned, self.terminated, self.truncated, self.over, self.won):
+        for array in (
+            self.length,
+            self.score,
+            self.episode_return,
+            self.terminated,
+            self.truncated,
+            self.episode_over,
+            self.won,
+        ):
             array[:] = 0
         self.ended[:], self.left[:], self.failed[:] = False, 0, False
         self._check("observation", self.obs)
@@ -243,19 +251,19 @@ class GymEnvs:
         if not self.begun:
             when = "before reset; call reset first" if self.envs else "after close; make it anew"
             raise RuntimeError(f"step of {self.game.name} was called {when}.")
-        for array in (self.length, self.score, self.earned):
+        for array in (self.length, self.score, self.episode_return):
             array[self.ended] = 0
         for env_index, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
             if busy is not None and not busy[env_index]:
                 continue
-            self.at[0] = self.first + env_index
+            self.current_env[0] = self.first + env_index
             obs, reward, terminated, truncated, info = env.step(action)
             self.length[env_index] += 1
             self.score[env_index] = (
                 float(info[self.game.SCORE]) if self.game.SCORE else self.score[env_index] + float(reward)
             )
             learned = float(np.sign(float(reward))) if self.config.reward_clip else float(reward)
-            self.earned[env_index] += learned
+            self.episode_return[env_index] += learned
             self.reward[env_index] = learned
             if self.time_limit and self.length[env_index] >= self.time_limit:
                 truncated = True
@@ -265,11 +273,15 @@ class GymEnvs:
                 truncated = truncated or not self.left[env_index]
             lives = _lives(info)
             lost = self.config.life_loss and lives < self.lives[env_index]
-            self.final[env_index] = obs
+            self.final_obs[env_index] = obs
             over = terminated or truncated
-            self.ended[env_index], self.over[env_index], self.lost[env_index] = over, over and not practice, terminated
+            self.ended[env_index], self.episode_over[env_index], self.lost[env_index] = (
+                over,
+                over and not practice,
+                terminated,
+            )
             self.won[env_index] = terminated and bool(info.get(self.game.WON))
-            if self.over[env_index]:
+            if self.episode_over[env_index]:
                 self.failed[env_index] = terminated and not self.won[env_index]
             self.terminated[env_index] = terminated or lost
             self.truncated[env_index] = truncated and not self.terminated[env_index]
@@ -278,7 +290,7 @@ class GymEnvs:
                 lives = _lives(info)
             self.obs[env_index], self.lives[env_index] = obs, lives
         self._check("reward", self.reward)
-        self._check("observation", self.final)
+        self._check("observation", self.final_obs)
         if self.ended.any():
             self._check("observation", self.obs)
 

@@ -255,15 +255,15 @@ def _evaluate_host(
     played, steps, busy = np.zeros(slots, np.int64), 0, np.ones(slots, bool)
     try:
         envs.reset(HELD_OUT + seed)
-        frames, begins = rules.game.spec(rules.config).frames, torch.ones(slots, dtype=torch.bool)
+        frames, episode_start = rules.game.spec(rules.config).frames, torch.ones(slots, dtype=torch.bool)
         stack = torch.from_numpy(envs.obs).unsqueeze(1).repeat_interleave(frames, 1)
         while busy.any() and (not limit or steps < limit):
-            stack = stacked(stack, torch.from_numpy(envs.obs), begins)
+            stack = stacked(stack, torch.from_numpy(envs.obs), episode_start)
             obs = rules.game.observe(rules.config, GymState(stack if frames > 1 else stack[:, 0]))
             envs.step(policy(obs, None).cpu().numpy(), busy)
             steps += 1
-            ended = envs.over & busy
-            begins = torch.from_numpy(envs.terminated | envs.truncated)
+            ended = envs.episode_over & busy
+            episode_start = torch.from_numpy(envs.terminated | envs.truncated)
             for slot in np.flatnonzero(ended):
                 cut = slot_steps and not envs.lost[slot] and envs.length[slot] == slot_steps
                 ends = envs.won[slot], envs.lost[slot], not cut
@@ -275,7 +275,7 @@ def _evaluate_host(
                 progress(min(steps * slots, max_steps))
             elif not max_steps and ended.any():
                 progress(int(played.sum()))
-        going_on = busy & ~envs.over & (envs.length > 0)
+        going_on = busy & ~envs.episode_over & (envs.length > 0)
         for slot in np.flatnonzero(going_on):
             found[slot].append((envs.score[slot], envs.length[slot], False, False, False))
     finally:

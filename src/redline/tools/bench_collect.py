@@ -250,18 +250,18 @@ class _GymnasiumEnvs:
         self.vector = gymnasium.vector.AsyncVectorEnv([make] * num_envs, shared_memory=True, autoreset_mode=mode)
         self.envs = [None] * num_envs
         self.obs, _ = self.vector.reset(seed=0)
-        self.final = self.obs.copy()
+        self.final_obs = self.obs.copy()
         none = np.zeros(num_envs)
         self.reward = none.astype(np.float32)
-        self.terminated = self.truncated = self.over = self.lost = self.won = none.astype(bool)
-        self.score = self.length = self.earned = none
+        self.terminated = self.truncated = self.episode_over = self.lost = self.won = none.astype(bool)
+        self.score = self.length = self.episode_return = none
 
     def step(self, actions: np.ndarray[Any, Any]) -> None:
         self.obs, reward, self.terminated, self.truncated, info = self.vector.step(actions)
         self.reward = reward.astype(np.float32)
-        self.final[:] = self.obs
+        self.final_obs[:] = self.obs
         for env_index in np.flatnonzero(info.get("_final_obs", ())):
-            self.final[env_index] = info["final_obs"][env_index]
+            self.final_obs[env_index] = info["final_obs"][env_index]
 
     def close(self) -> None:
         self.vector.close()
