@@ -10,6 +10,7 @@ from torch import Tensor
 
 from redline import games
 from redline.core import random
+from redline.core.errors import UserError
 from redline.core.records import leaves, map_record
 from redline.envs import batch, make_rules
 from redline.envs.batch import EnvState, Rules, env_keys
@@ -188,5 +189,5 @@ def test_lanes_differ(variant: Any) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "snak", "tetris2", "../snake"])
 def test_unknown_game(wrong: str) -> None:
-    with pytest.raises(games.UserError, match=r"There is no game '.*'.* Games: .*snake.*\.$"):
+    with pytest.raises(UserError, match=r"There is no game '.*'.* Games: .*snake.*\.$"):
         games.load(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -85,7 +86,7 @@ def test_what_cannot_be_a_curriculum(phases: list[Phase], sentence: str) -> None
         Curriculum(phases, RULES)
 
 
-def test_an_option_that_only_changes_what_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_that_only_changes_what_is_seen_is_found() -> None:
     """Shapes alone do not tell it: here an option is drawn into one corner of the observation."""
     assert Curriculum([phase("a", 0, 1, starvation=40)], RULES).fixed == ("starvation",)
 
@@ -95,9 +96,9 @@ def test_an_option_that_only_changes_what_is_seen_is_found(monkeypatch: pytest.M
         return obs
 
     real = RULES.game.observe
-    monkeypatch.setattr(RULES.game, "observe", observe)
+    rules = RULES._replace(game=dataclasses.replace(RULES.game, observe=observe))
     with pytest.raises(UserError, match=r"sets env.starvation, which changes what the agent sees"):
-        Curriculum([phase("a", 0, 1, starvation=40)], RULES)
+        Curriculum([phase("a", 0, 1, starvation=40)], rules)
 
 
 def test_every_games_own_curriculum_is_one(game_name: str) -> None:
@@ -313,18 +314,18 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert named(env_options={"sight": 4}) == named(env_options={"view": "planes"}) == []
     asked_for = {"width": 4, "height": 4, "long_start": 5}
     assert named(env_options=asked_for) == []  # of its phases nothing would be left
-    monkeypatch.setattr(games.load("snake"), "curriculum", lambda _: ())
+    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: ())
     assert named() == []
     with pytest.raises(UserError, match="snake has no curriculum of its own; give one with --curriculum-file"):
         named(curriculum=True)
     with pytest.raises(UserError, match="curriculum_file is given, and no-curriculum as well"):
         named(curriculum=False, curriculum_file=file)
     assert named(curriculum_file=file) == ["short", "long", "base"]
-    monkeypatch.setattr(games.load("snake"), "curriculum", lambda _: own)
+    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: own)
     assert named() == named(curriculum=True) == ["own", "base"]
     assert named(curriculum=False) == []
     assert named(curriculum_file=file) == ["short", "long", "base"]
-    monkeypatch.setattr(games.load("snake"), "curriculum", lambda _: (("own", 0.0, 0.5, {"long_start": 99}),))
+    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: (("own", 0.0, 0.5, {"long_start": 99}),))
     assert named() == []  # phases that nobody asked for and that do not fit a small board
     with pytest.raises(UserError, match=r"Phase 'own' of the curriculum: env.long_start is 99"):
         named(curriculum=True)

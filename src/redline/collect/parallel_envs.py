@@ -59,7 +59,7 @@ class ParallelEnvs:
     score: np.ndarray[Any, Any]
 
     def __init__(self, rules: Rules, count: int, time_limit: int, processes: int) -> None:
-        self.name, self.timeout = rules.game.name, rules.config.timeout  # type: ignore[attr-defined]
+        self.name, self.timeout = rules.game.name, rules.config.timeout
         none = GymEnvs(rules.game, rules.config, 0)
         fields = {name: ((count, *getattr(none, name).shape[1:]), getattr(none, name).dtype) for name in _ARRAYS}
         fields |= {"actions": ((count,), np.dtype(np.int64)), "busy": ((count,), np.dtype(bool))}

@@ -29,6 +29,10 @@ from redline.core.errors import UserError, nearest
 T = TypeVar("T")
 
 
+class UnknownName(UserError):
+    """No member has this name."""
+
+
 def defines(*names: str) -> Callable[[str], bool]:
     """Return a test of source text: does it define each of `names` (function, class or assignment) at the top level?"""
     patterns = [re.compile(rf"^(?:def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE) for name in names]
@@ -116,7 +120,7 @@ class Registry(Generic[T]):
     def _import_outside(self, name: str) -> ModuleType:
         """Import a module that is no registered member by its import name, from the path or the current folder."""
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UserError(self._unknown(name))
+            raise UnknownName(self._unknown(name))
         with _current_folder_importable(name):
             try:
                 spec = importlib.util.find_spec(name)
@@ -128,12 +132,12 @@ class Registry(Generic[T]):
             except Exception as error:
                 raise UserError(self._broken(name, error)) from error
             if spec is None:
-                raise UserError(self._unknown(name))
+                raise UnknownName(self._unknown(name))
             if "." not in name and not (
                 spec.origin and spec.origin.endswith(".py") and self._accepts(Path(spec.origin))
             ):
                 # A mistyped name may be that of any installed module: do not import what is no member.
-                raise UserError(f"{self._unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
+                raise UnknownName(f"{self._unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
             try:
                 return importlib.import_module(name)
             except Exception as error:

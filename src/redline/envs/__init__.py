@@ -13,6 +13,7 @@ from torch import Tensor
 from redline import games
 from redline.core.errors import UserError, nearest
 from redline.core.records import Episode, Spec
+from redline.core.registry import UnknownName
 from redline.envs import batch
 from redline.envs.batch import EnvState, Rules
 from redline.envs.gym_envs import PREFIX, GymGame
@@ -100,11 +101,15 @@ def load_game(name: str) -> games.Game:
     kind = name.partition(":")[0]
     if kind in HOSTS:
         return cast(games.Game, HOSTS[kind](name))
-    if name not in games.names():
+    try:
+        return games.load(name)
+    except UnknownName as error:
         hint = nearest(kind, [*games.names(), *HOSTS]) or "."
-        known = [*games.names(), *(host.SPELLING for host in HOSTS.values() if host is not GymGame)]
-        raise UserError(f"There is no game '{name}'{hint} Games: {', '.join(known)}; gym:ID takes one of Gymnasium's.")
-    return games.load(name)
+        known = [*games.names(), *(host.SPELLING for host in HOSTS.values())]
+        raise UserError(
+            f"There is no game '{name}'{hint} Games: {', '.join(known)}, or the import name of a module in the current "
+            "folder or on the Python path."
+        ) from error
 
 
 def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
@@ -112,7 +117,10 @@ def make_rules(name: str, options: Mapping[str, Any] | None = None, time_limit: 
     if time_limit < 0:
         raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
     game = load_game(name)
-    return change_rules(Rules(game, game.Config(), time_limit), options or {}, name)
+    rules = change_rules(Rules(game, game.Config(), time_limit), options or {}, name)
+    if not game.ON_CPU:
+        games.validate(game, rules.config)
+    return rules
 
 
 def change_rules(rules: Rules, options: Mapping[str, Any], name: str = "The game") -> Rules:

@@ -75,7 +75,9 @@ class GymGame:
     with the option `again` it begins at the last moment before a loss, if it has one, and says so: `again` in the info.
     """
 
+    ON_CPU = True
     CAN_RESTORE = False
+    cells = None  # frames are drawn by the environment itself
 
     SPELLING = "gym:ID"  # how people name one
     SCORE_NAME = "return"

@@ -299,7 +299,7 @@ def draw(rules: Rules, state: Any, render_mode: str | None) -> tuple[Any, ...]:
     """Each of the N games as an (H, W, 3) uint8 picture or as lines of letters; empty without a render mode."""
     if render_mode is None:
         return ()
-    cells = to_numpy(rules.game.cells(rules.config, state))
+    cells = to_numpy(games.draw_cells(rules.game, rules.config, state))
     if render_mode == "ansi":
         letters = np.array(["."] + [name[0] for name, _ in rules.game.PALETTE[1:]])
         return tuple("\n".join(" ".join(letters[row]) for row in board) + "\n" for board in cells)

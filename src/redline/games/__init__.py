@@ -1,44 +1,40 @@
-"""The games, found by scanning this folder: a module here that defines `step` is a game, named by its file."""
+"""Games as pure functions over batches of tensors, one module each; `load` returns one by name.
+
+A module in this folder that defines `step` is a game, named by its file. `docs/adding-a-game.md` is the guide to writing
+one; `redline.testing.check_game` checks it. Importing this package does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from redline.core.errors import UserError as UserError
-from redline.core.records import Events, Hardware, Spec
 from redline.core.registry import Registry, defines
+from redline.games._contract import Game, build, draw_cells
+
+__all__ = ["Game", "draw_cells", "failures", "load", "names", "registry", "validate"]
+
+registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"), build)
 
 Phases = tuple[tuple[str, float, float, dict[str, Any]], ...]  # of a curriculum: name, from, to, options
 
 
-class Game(Protocol):
-    """What a game's module offers. Config is its frozen dataclass, State its NamedTuple of tensors, batch on axis 0.
-
-    It may have GPU_INLINE: how many operations a compiled step may repeat on a GPU rather than store their result; and
-    UNROLL: how many terms of a sum are written out rather than summed by a loop.
-    """
-
-    VERSION: int
-    PALETTE: tuple[tuple[str, tuple[int, int, int]], ...]
-    HIDDEN: tuple[str, ...]  # fields of State that `observe` never reads
-    LIVE: tuple[str, ...]  # options that may be 0-dim tensors: used in tensor arithmetic only, never branched on
-    Config: type[Any]
-    State: type[Any]
-
-    def spec(self, config: Any) -> Spec: ...
-    def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]: ...
-    def curriculum(self, config: Any) -> Phases: ...
-    def init(self, config: Any, key: Tensor) -> Any: ...
-    def step(self, config: Any, state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Events]: ...
-    def observe(self, config: Any, state: Any) -> Tensor: ...
-    def legal(self, config: Any, state: Any) -> Tensor: ...
-    def cells(self, config: Any, state: Any) -> Tensor: ...
+def names() -> list[str]:
+    """Return the names of all built-in and installed games, sorted, without importing them."""
+    return registry.names()
 
 
-_registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"))
-names = _registry.names
-load = _registry.load
-failures = _registry.failures
+def load(name: str) -> Game:
+    """Return the game called `name`: built in, installed, or the import name of a module here or on the Python path."""
+    return registry.load(name)
+
+
+def failures() -> dict[str, str]:
+    """Return a sentence for each game that cannot be loaded, by name."""
+    return registry.failures()
+
+
+def validate(game: Game, config: Any) -> None:
+    """Raise UserError if `game` breaks its contract with these options: shapes, dtypes, lengths. Checked once for each."""
+    from redline.games import _validate
+
+    _validate.validate(game, config)

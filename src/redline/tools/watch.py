@@ -22,6 +22,7 @@ from torch import Tensor
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
 from redline.envs.gym_envs import is_cpu_env
+from redline.games import draw_cells
 from redline.tools import draw
 from redline.tools.gif import write_gif
 
@@ -144,7 +145,7 @@ def record_gif(
 
 def _cells(rules: Rules, state: Any) -> draw.Pixels:
     """The board of a State of one game, (H, W)."""
-    board: draw.Pixels = rules.game.cells(rules.config, state)[0].numpy()
+    board: draw.Pixels = draw_cells(rules.game, rules.config, state)[0].numpy()
     return board
 
 

@@ -1,0 +1,135 @@
+"""The contract between a game and everything that plays it, and the record `games.load` makes of a game's module."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from redline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from redline.core.records import Events, Spec
+
+Palette = tuple[tuple[str, tuple[int, int, int]], ...]
+
+REQUIRED = {  # member -> how the contract writes it
+    "Config": "a frozen dataclass whose fields all have defaults",
+    "State": "a NamedTuple of tensors",
+    "spec": "spec(config) -> Spec",
+    "init": "init(config, key) -> State",
+    "step": "step(config, state, action) -> (State, reward, terminated, Events)",
+    "observe": "observe(config, state) -> Tensor",
+}
+
+
+def default_palette() -> Palette:
+    """Return 32 colours named 0 to 9 and a to v: dark for 0, then around the colour wheel."""
+    colours: list[tuple[str, tuple[int, int, int]]] = [("0", (24, 26, 32))]
+    for number in range(1, 32):
+        red, green, blue = colorsys.hsv_to_rgb(number * 0.31 % 1.0, 0.65, 0.9)
+        colours.append(
+            ("0123456789abcdefghijklmnopqrstuv"[number], (int(255 * red), int(255 * green), int(255 * blue)))
+        )
+    return tuple(colours)
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """N games of one kind, played at once. All functions are pure and treat each row of axis 0 on its own.
+
+    A module provides the six required members `Config`, `State`, `spec`, `init`, `step` and `observe`; the others have
+    the defaults shown here. N games, A actions.
+
+    An environment that only the host can step (Gymnasium, Mario) stands in the place of a Game with the same attributes
+    and `ON_CPU` True; it has no `step`.
+    """
+
+    name: str  # registry name or import name: `load(name)` returns this game
+    module: ModuleType = field(repr=False)
+    # Frozen dataclass of the options, all with defaults. Its __post_init__ raises UserError for impossible values.
+    Config: type[Any] = field(repr=False)
+    # Flat NamedTuple of tensors, each (N, …): the whole state of a game, its random stream included.
+    State: type[Any] = field(repr=False)
+    # spec(config): describe observations and actions.
+    spec: Callable[[Any], Spec] = field(repr=False)
+    # init(config, key (N,) int32) -> State: start new games from their random streams.
+    init: Callable[[Any, Tensor], Any] = field(repr=False)
+    # step(config, state, action (N,) integer) -> State, reward (N,) float32, terminated (N,) bool, Events.
+    step: Callable[[Any, Any, Tensor], tuple[Any, Tensor, Tensor, Events]] = field(repr=False)
+    # observe(config, state) -> (N, *spec.obs_shape) of spec.obs_dtype: what the player sees, a function of State alone.
+    observe: Callable[[Any, Any], Tensor] = field(repr=False)
+    # legal(config, state) -> (N, A) bool: the actions that may be taken, at least one a row. Default: all.
+    legal: Callable[[Any, Any], Tensor] = field(repr=False)
+    # cells(config, state) -> (N, H, W) uint8 indices into PALETTE: the board as a person sees it. None: cannot be drawn.
+    cells: Callable[[Any, Any], Tensor] | None = field(default=None, repr=False)
+    VERSION: int = 1  # of the rules: raise it when the same seed and actions give another trajectory
+    PALETTE: Palette = field(
+        default_factory=default_palette, repr=False
+    )  # (name, (red, green, blue)) of each cell value
+    HIDDEN: tuple[str, ...] = ()  # fields of State that `observe` and `legal` never read: replay does not store them
+    LIVE: tuple[str, ...] = ()  # options used in tensor arithmetic only: a curriculum may change them while training
+    ON_CPU: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.module.__doc__)  # `redline list` prints its first line
+
+    suggest: ClassVar[Any]
+    curriculum: ClassVar[Any]
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, member: str) -> Any:
+            if member in ("suggest", "curriculum", "GPU_INLINE", "UNROLL"):
+                return getattr(self.module, member)
+            raise AttributeError(f"a game has no attribute {member!r}")
+
+    def __reduce__(self) -> tuple[Callable[[str], Game], tuple[str]]:
+        """Pickle and copy by name: the functions of a module are not copied."""
+        from redline.games import load
+
+        return load, (self.name,)
+
+
+def draw_cells(game: Game, config: Any, state: Any) -> Tensor:
+    """Return the boards of N games, (N, H, W) uint8 indices into PALETTE; UserError where the game defines no `cells`."""
+    if game.cells is None:
+        raise UserError(f"{game.name} cannot be drawn: the game does not define cells(config, state).")
+    return game.cells(config, state)
+
+
+_OPTIONAL = ("legal", "cells", "VERSION", "PALETTE", "HIDDEN", "LIVE")
+
+
+def from_module(name: str, module: Any) -> Game:
+    """Make a Game of a module's members, or of any object with these attributes, with defaults for optional ones."""
+    for member, form in REQUIRED.items():
+        if not hasattr(module, member):
+            raise UserError(f"The game '{name}' has no member '{member}'; expected {form}.")
+    members = {member: getattr(module, member) for member in REQUIRED}
+    members |= {member: getattr(module, member) for member in _OPTIONAL if hasattr(module, member)}
+    members.setdefault("legal", _all_actions(members["spec"]))
+    return Game(name, module, **members)
+
+
+def build(name: str, module: Any) -> Game:
+    """Make a Game of a module and validate it in its default settings; a fault is a UserError that names the member."""
+    from redline.games._validate import validate
+
+    game = from_module(name, module)
+    validate(game)
+    return game
+
+
+def _all_actions(spec: Callable[[Any], Spec]) -> Callable[[Any, Any], Tensor]:
+    """Return the `legal` of a game in which every action may be taken."""
+    import torch
+
+    def all_actions_legal(config: Any, state: Any) -> Tensor:
+        first: Tensor = state[0]
+        return torch.ones(first.shape[0], spec(config).num_actions, dtype=torch.bool, device=first.device)
+
+    return all_actions_legal
