@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from safetensors.torch import save as library_save
 
 from redline.core import faults
 from redline.core.errors import StorageError, UserError
-from redline.run import atomic_files, lock, manifest
+from redline.run import atomic_files, manifest, run_folder
 from redline.run import checkpoint as checkpoint_module
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, copy_into, prepare_run_dir, strip_prefixes
 
@@ -179,7 +180,7 @@ def test_manifest_says_what_was_saved(tmp_path: Path) -> None:
         checkpoints = Checkpoints(path, lock=held, config_hash="c", env_hash="e", world_size=2)
         save(checkpoints, 3, score=1.5, resume_level="L1")
         found = checkpoints.load().manifest
-    assert found["format_version"] == 1
+    assert found["format_version"] == 2
     assert (found["config_hash"], found["env_hash"], found["world_size"]) == ("c", "e", 2)
     assert (found["score"], found["resume_level"]) == (1.5, "L1")
     assert found["versions"]["torch"] == str(torch.__version__)
@@ -531,7 +532,7 @@ def test_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock.os, "fsync", read_only)
+        patch.setattr(run_folder.os, "fsync", read_only)
         with pytest.raises(StorageError, match="read-only file system"):
             prepare_run_dir(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -606,7 +607,7 @@ def test_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.M
     def unsupported(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     notes: list[str] = []
     with RunLock(tmp_path, notify=notes.append) as held:
         assert held.held
@@ -625,8 +626,21 @@ def test_a_closed_lock_writes_no_more(tmp_path: Path) -> None:
 # ---- A10, A11: versions and settings
 
 
-def test_golden_v1_loads() -> None:
-    found = manifest.read_checkpoint(HERE / "golden" / "v1" / "ckpt-000000000042")
+def test_golden_v1_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    """Format 1 used other names for options and tensors. Nothing is moved or called damaged."""
+    sentence = r"was written by an earlier version of Redline \(format 1, this one reads 2\); train it anew or use that"
+    golden = HERE / "golden" / "v1" / "ckpt-000000000042"
+    with pytest.raises(UserError, match=sentence) as raised:
+        manifest.read_checkpoint(golden)
+    assert raised.value.exit_code == 2
+    shutil.copytree(golden, tmp_path / "checkpoints" / golden.name)
+    with RunLock(tmp_path) as held, pytest.raises(UserError, match=sentence):
+        Checkpoints(tmp_path, lock=held).load()
+    assert os.listdir(tmp_path / "checkpoints") == [golden.name]
+
+
+def test_golden_v2_loads() -> None:
+    found = manifest.read_checkpoint(HERE / "golden" / "v2" / "ckpt-000000000042")
     assert found.step == 42
     assert found.state == {"updates": 7, "epsilon": 0.125, "stage": "small"}
     assert found.manifest["score"] == 12.5
@@ -650,7 +664,7 @@ def test_golden_v1_loads() -> None:
             assert torch.equal(back, tensor)
 
 
-@pytest.mark.parametrize("changes", [{"format_version": 2}, {"invented_later": 1}])
+@pytest.mark.parametrize("changes", [{"format_version": 3}, {"invented_later": 1}])
 def test_newer_format_is_refused_and_kept(run: Run, changes: dict[str, Any]) -> None:
     save(run.checkpoints, 1, 2)
     edit_manifest(folder(run, 2), **changes)
@@ -669,8 +683,8 @@ def test_older_format_is_migrated(saved: Path, monkeypatch: pytest.MonkeyPatch) 
     def migrate(old: Checkpoint) -> Checkpoint:
         return Checkpoint(old.path, old.step, old.tensors, old.state | {"migrated": True}, old.manifest)
 
-    monkeypatch.setattr(manifest, "FORMAT_VERSION", 2)
-    monkeypatch.setitem(manifest.MIGRATIONS, 1, migrate)
+    monkeypatch.setattr(manifest, "FORMAT_VERSION", 3)
+    monkeypatch.setitem(manifest.MIGRATIONS, 2, migrate)
     assert manifest.read_checkpoint(saved).state == {"step": 1, "migrated": True}
 
 

@@ -1,4 +1,4 @@
-"""Files of a run folder: whole or not at all, repaired on resume, and never a reason to stop training."""
+"""Files of a run folder: written atomically, repaired on resume, and never a reason to stop training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from redline.core.errors import StorageError, UserError
 from redline.run.run_folder import Metrics, read_config, write_json
 
-GOOD = {"env": "snake", "algo": "dqn", "env_options": {}, "algo_options": {}}
+GOOD = {"format_version": 2, "env": "snake", "algo": "dqn", "env_options": {}, "algo_options": {}}
 
 
 def nobody(text: str) -> None:
@@ -47,6 +47,22 @@ def test_json_into_a_missing_folder(tmp_path: Path) -> None:
 def test_config_is_read_back(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", GOOD | {"seed": 3})
     assert read_config(tmp_path) == GOOD | {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [
+        (None, r"was written by an earlier version of Redline \(format 1, .*train it anew or use that version\.$"),
+        (1, r"was written by an earlier version of Redline \(format 1, this one reads 2\); train it anew"),
+        (3, r"was written by a newer Redline \(format 3, this one reads 2\): upgrade"),
+    ],
+)
+def test_a_run_of_another_version_is_refused(tmp_path: Path, version: int | None, sentence: str) -> None:
+    config = {k: v for k, v in GOOD.items() if k != "format_version"} | ({"format_version": version} if version else {})
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(UserError, match=sentence) as error:
+        read_config(tmp_path)
+    assert error.value.exit_code == 2
 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
@@ -116,7 +132,7 @@ def test_a_failing_log_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     metrics.write({"env_steps": 16})
     metrics.write({"env_steps": 32})
     assert len(told) == 1
-    assert told[0].startswith("Metrics are not written any more: ")
+    assert told[0].startswith("Metrics are no longer written: ")
     assert told[0].endswith("Training goes on.")
 
 

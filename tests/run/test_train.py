@@ -577,7 +577,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     path.write_bytes(data)
     go(run, steps=FULL)
     told = capsys.readouterr().err
-    assert f"Checkpoint {name(HALF + 64)} is damaged and passed over" in told
+    assert f"Checkpoint {name(HALF + 64)} is damaged and skipped" in told
     assert f"from {name(HALF)}" in told
     assert_same_run(run, straight)
 
@@ -587,7 +587,7 @@ def test_only_damaged_checkpoints_are_no_reason_to_start_from_scratch(
 ) -> None:
     (run / "checkpoints" / name(HALF) / "model.safetensors").write_bytes(b"x")
     assert exit_code(tiny(run, steps=FULL)) == 74
-    assert "start again with --resume never" in capsys.readouterr().err
+    assert "start anew with --resume never" in capsys.readouterr().err
     assert metrics(run)[-1]["env_steps"] == HALF
 
 

@@ -59,6 +59,7 @@ def by_hand(folder: Path, seed: int = 0, points: int = 3, **config: Any) -> Path
     """A run folder written by hand: a record every 100 steps and 10 seconds, its score 1, 2, … plus the seed."""
     folder.mkdir(parents=True)
     record = {
+        "format_version": 2,
         "env": "snake",
         "algo": "dqn",
         "env_options": {},

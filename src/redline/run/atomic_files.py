@@ -1,8 +1,8 @@
-"""Files of a checkpoint: durable on return, hashed while they are written and while they are read.
+"""Durable, verified files: on disk when a writer returns, hashed while they are written and while they are read.
 
-Tensors are in the safetensors format: the library reads these files. It is not used here because a flipped byte
-loads there without an error, its writer keeps other threads waiting on some versions and reports a full disk as an
-unrelated error, and its reader maps the file, where a truncation is a SIGBUS that nothing can catch.
+Tensors are stored in the safetensors format, and the library can read these files. It is not used here: it loads a flipped
+byte without an error, some versions of its writer block other threads and report a full disk as an unrelated error, and its
+reader maps the file, so that a truncated one ends in a SIGBUS that nothing can catch.
 
     8 bytes: header length n | n bytes of JSON: name -> dtype, shape, data_offsets; blanks up to a multiple of 8 | data
 """
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from redline.core.errors import StorageError
-from redline.run.lock import why
+from redline.run.run_folder import reason
 
 _NAME_OF = {
     torch.bool: "BOOL",
@@ -50,7 +50,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, er
 
 
 class Damaged(Exception):
-    """A file is not what was written: the text names the file and says why."""
+    """A file differs from the one written; the message names the file and the difference."""
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -59,7 +59,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    """Create `path` with `data`, durable on return. Gives its manifest entry."""
+    """Create `path` with `data`, durable on return. Returns its manifest entry."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -68,11 +68,11 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[[], None]) -> dict[str, Any]:
-    """Create `path` with contiguous CPU `tensors`, durable on return. Gives its manifest entry.
+    """Create `path` with contiguous CPU `tensors`, durable on return. Returns its manifest entry.
 
     `half_way` is called once, with the header written and the data not.
     """
-    # Wide elements first: every tensor is then aligned in the file, as the library lays them out too.
+    # Wide elements first, as the library lays them out: every tensor is then aligned in the file.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries: dict[str, Any] = {}
     end = 0
@@ -101,7 +101,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write `path` so that a reader sees the old content or the new, never a part."""
+    """Write `path` atomically: a reader sees the old content or the new, never a part."""
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
     try:
         write_bytes(temporary, data)
@@ -112,7 +112,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or folder as far as possible; what stays has a name nobody reads and goes at the next start."""
+    """Delete a file or folder as far as possible; leftovers have a name nobody reads and go at the next start."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
 
 
 def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes:
-    """All of a file of at most `limit` bytes, checked against its manifest entry where there is one."""
+    """The content of a file of at most `limit` bytes, verified against its manifest entry if given."""
     with _open(path) as file:
         size = _size(file, path, entry)
         if size > limit:
@@ -133,12 +133,12 @@ def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes
 
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, each with memory of its own, checked against the file's manifest entry."""
+    """The tensors of a file, on the CPU, each in memory of its own, verified against the file's manifest entry."""
     digest = hashlib.sha256()
     tensors: dict[str, Tensor] = {}
     with _open(path) as file:
         size = _size(file, path, entry)
-        if size > _MEMORY:  # a file of a few blocks can claim to be larger than any memory, all of it zeros
+        if size > _MEMORY:  # a sparse file of a few blocks can claim any size
             raise StorageError(f"{path} has {size} bytes, more than the memory of this machine ({_MEMORY} bytes).")
         first = _read(file, 8, path)
         length = struct.unpack("<Q", first)[0]
@@ -149,7 +149,7 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
         for name, dtype, shape in _layout(path.name, header, size - 8 - length):
             try:
                 tensor = torch.empty(shape, dtype=dtype)
-            except RuntimeError as error:  # out of memory says nothing about the file, so it is not called damaged
+            except RuntimeError as error:  # out of memory says nothing about the file: not damaged
                 raise StorageError(
                     f"'{name}' of {path} with shape {shape} does not fit in this machine's memory: free some, or use a "
                     "machine that has more."
@@ -167,7 +167,7 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def verify(path: Path, entry: Mapping[str, Any]) -> None:
-    """Read a file through and compare it with its manifest entry."""
+    """Read a whole file and compare it with its manifest entry; Damaged if they differ."""
     digest = hashlib.sha256()
     with _open(path) as file:
         left = _size(file, path, entry)
@@ -180,7 +180,7 @@ def verify(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def _layout(file_name: str, header: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of each tensor in file order. Every size is checked here, before anything is allocated."""
+    """Name, dtype and shape of each tensor in file order. Checks every size before anything is allocated."""
     try:
         entries = json.loads(header)
     except (ValueError, RecursionError) as error:
@@ -188,22 +188,22 @@ def _layout(file_name: str, header: bytes, data_bytes: int) -> list[tuple[str, t
     if not isinstance(entries, dict):
         raise Damaged(f"the header of {file_name} is not an object")
     entries.pop("__metadata__", None)
-    found: list[tuple[list[int], str, torch.dtype, list[int]]] = []
+    layout: list[tuple[list[int], str, torch.dtype, list[int]]] = []
     for name, entry in entries.items():
         entry = entry if isinstance(entry, dict) else {}
         dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in _DTYPE_OF or not _are_sizes(shape) or not _are_sizes(offsets):
             raise Damaged(f"the header of {file_name} describes '{name}' wrongly")
-        found.append((offsets, name, _DTYPE_OF[dtype], shape))
-    found.sort(key=lambda item: (item[0], item[1]))
+        layout.append((offsets, name, _DTYPE_OF[dtype], shape))
+    layout.sort(key=lambda item: (item[0], item[1]))
     end = 0
-    for offsets, name, kind, shape in found:
+    for offsets, name, kind, shape in layout:
         if offsets != [end, end + math.prod(shape) * kind.itemsize]:
             raise Damaged(f"the header of {file_name} places '{name}' at {offsets}, which is not its place")
         end = offsets[1]
     if end != data_bytes:
         raise Damaged(f"{file_name} has {data_bytes} bytes of data, its header says {end}")
-    return [(name, kind, shape) for _, name, kind, shape in found]
+    return [(name, kind, shape) for _, name, kind, shape in layout]
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
@@ -216,7 +216,7 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        # No link is followed and no pipe is waited for: a checkpoint from elsewhere may hold either.
+        # Follow no link and wait for no pipe: a checkpoint from elsewhere may hold either.
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
     except OSError as error:
         raise _reading(path, error) from error
@@ -239,7 +239,7 @@ def _read(file: IO[bytes], size: int, path: Path) -> bytes:
 
 
 def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
-    """Read until `view` is full or the file ends; the number of bytes read."""
+    """Read until `view` is full or the file ends; returns the number of bytes read."""
     done = 0
     try:
         while done < len(view):
@@ -254,6 +254,6 @@ def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
 
 def _reading(path: Path, error: OSError) -> Exception:
     if error.errno in _GONE:
-        return Damaged(f"{path.name} cannot be read ({why(error)})")
-    # No permission or too many open files: the data may well be good, so nothing may be moved out of the way for it.
-    return StorageError(f"{path} cannot be read: {why(error)}.")
+        return Damaged(f"{path.name} cannot be read ({reason(error)})")
+    # No permission or too many open files: the data may well be good, so it must not be quarantined.
+    return StorageError(f"{path} cannot be read: {reason(error)}.")

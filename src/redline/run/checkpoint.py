@@ -3,12 +3,12 @@
     run_dir/checkpoints/
         ckpt-000001234567/     a checkpoint, named by its step (.1, .2 … if that step is saved again)
         LATEST                 the newest one's name, for people and scripts; nothing here reads it
-        .tmp-* .trash-*        being written, being deleted: cleared away at the next start
-        .corrupt-*             damaged, moved out of the way
-        aside-1/               of an earlier run, see set_aside
+        .tmp-* .trash-*        being written, being deleted: removed at the next start
+        .corrupt-*             damaged and quarantined
+        aside-1/               checkpoints of an earlier run, see `set_aside`
 
-Everything is written under a name that no reader looks at and made durable, then the folder gets its public name in one
-rename. A folder with that name is therefore whole, or was damaged later, which the digests tell.
+A checkpoint is written under a name that no reader looks at and made durable; then one rename gives the folder its public
+name. A folder with that name is therefore complete, or was damaged later, which the digests show.
 """
 
 from __future__ import annotations
@@ -18,38 +18,34 @@ import json
 import math
 import operator
 import os
-import platform
 import secrets
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from redline.core.errors import StorageError, UserError
 from redline.core.faults import reach
 from redline.core.fsync import sync_folder
 from redline.run.atomic_files import Damaged, remove, replace, verify, write_bytes, write_tensors
-from redline.run.lock import Notify, RunLock, prepare_run_dir, to_stderr, why
+from redline.run.lock import RunLock
 from redline.run.manifest import (
     FOLDER,
-    FORMAT_VERSION,
     MAX_STATE,
     Checkpoint,
     copy_into,
-    digest,
+    make_manifest,
     read,
     read_checkpoint,
     read_manifest,
     strip_prefixes,
 )
+from redline.run.run_folder import FORMAT_VERSION, Notify, prepare_run_dir, reason, to_stderr
 from redline.run.snapshot import RESUME_LEVELS, Snapshot, check_arguments, check_finite, copy_to_host
 
 __all__ = [
@@ -68,8 +64,8 @@ __all__ = [
 class Checkpoints:
     """The checkpoints of one run folder.
 
-    With the run folder's `lock` it writes, prunes, clears away what a killed save left, and moves damaged checkpoints
-    aside. Without it (eval, watch) it only reads, and is safe beside a running trainer. Its methods are for one thread.
+    With the run folder's `lock` it writes, prunes, removes the leftovers of a killed save, and quarantines damaged
+    checkpoints. Without it (eval, watch) it only reads, and is safe beside a running trainer. Not thread-safe.
     """
 
     def __init__(
@@ -83,14 +79,14 @@ class Checkpoints:
         world_size: int = 1,
         notify: Notify = to_stderr,
     ) -> None:
-        """`env_hash` covers what a resumed run must share (environment, network), `config_hash` all settings."""
+        """`env_hash` covers everything a resumed run must share (environment, network), `config_hash` all settings."""
         if keep_last < 1:
             raise UserError(f"keep_last is {keep_last}; expected at least 1.")
         self.folder = Path(run_dir) / "checkpoints"
         self.keep_last = keep_last
-        self.skipped = 0  # saves not made because one was still being written
+        self.skipped = 0  # saves dropped because one was still being written
         self.failures = 0  # saves failed in a row
-        self.last_error = ""  # what the last failing save said
+        self.last_error = ""  # message of the last failed save
         self.last_step: int | None = None  # of the newest checkpoint this object wrote or loaded
         self._config_hash, self._env_hash, self._world_size = config_hash, env_hash, world_size
         self._notify = notify
@@ -114,9 +110,9 @@ class Checkpoints:
     ) -> None:
         """Save `tensors` (group -> name -> tensor on any device) and `state` (JSON) as the checkpoint of `step`.
 
-        In the background: returns once the tensors are copied; while the save before is still being written it only
-        counts `skipped`; a failure is told through `notify` and counted in `failures`, and training goes on. Otherwise:
-        waits for a save in flight, returns with the checkpoint durable, raises StorageError if that failed.
+        In the background: return once the tensors are copied; drop the save (and count it in `skipped`) while the one
+        before is still being written; report a failure through `notify`, count it in `failures` and let training go on.
+        In the foreground: wait for a save in flight, return with the checkpoint durable, raise StorageError on failure.
         """
         if not self._writes:
             raise StorageError(f"Checkpoints in {self.folder} are written by the holder of the run folder's lock only.")
@@ -166,27 +162,27 @@ class Checkpoints:
             reach("save")
             check_finite(snapshot)
             path = self._store(snapshot)
-        except Exception as error:  # whatever it was, training must go on and the user must know
-            reason = str(error)
+        except Exception as error:  # whatever the cause, training must go on and the user must know
+            cause = str(error)
             if isinstance(error, OSError):
                 free = _free(self.folder)
                 have = "unknown" if free is None else f"{free / 1e9:.3f} GB"
                 needed = f"{snapshot.bytes_needed / 1e9:.3f} GB"
-                reason = f"{why(error)}: needed {needed}, {have} free"
-            self._failed(snapshot.step, reason, background)
+                cause = f"{reason(error)}: needed {needed}, {have} free"
+            self._failed(snapshot.step, cause, background)
             return
         self.failures, self.last_error, self.last_step = 0, "", snapshot.step
         try:
             reach("save.latest")
             replace(self.folder / "LATEST", path.name.encode() + b"\n")
             self._prune(path)
-        except Exception as error:  # the checkpoint is durable; what failed only serves comfort and space
+        except Exception as error:  # the checkpoint is durable; the rest is convenience
             self._notify(f"{path.name} is saved, but tidying up after it failed: {error}.")
 
-    def _failed(self, step: int, reason: str, background: bool) -> None:
+    def _failed(self, step: int, cause: str, background: bool) -> None:
         self.failures += 1
         self.last_error = (
-            f"The checkpoint of step {step:,} was not written ({reason}); the last good checkpoint in {self.folder} is "
+            f"The checkpoint of step {step:,} was not written ({cause}); the last good checkpoint in {self.folder} is "
             "untouched."
         )
         if not background:
@@ -194,10 +190,10 @@ class Checkpoints:
         self._notify(f"{self.last_error} Training goes on and tries again at the next save.")
 
     def _store(self, snapshot: Snapshot) -> Path:
-        """From the snapshot to a durable, verified folder with its public name."""
+        """Write the snapshot to a durable, verified folder and give it its public name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         free = _free(self.folder)
-        if free is not None and free < snapshot.bytes_needed:  # found before the user's disk is full to the brim
+        if free is not None and free < snapshot.bytes_needed:  # refuse before the disk is completely full
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary = self.folder / f".tmp-{snapshot.step}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
@@ -209,7 +205,15 @@ class Checkpoints:
             reach("save.state")
             files["state.json"] = write_bytes(temporary / "state.json", snapshot.state)
             reach("save.manifest")
-            replace(temporary / "manifest.json", json.dumps(self._manifest(snapshot, files), indent=1).encode())
+            fields = {
+                "step": snapshot.step,
+                "score": snapshot.score,
+                "resume_level": snapshot.resume_level,
+                "config_hash": self._config_hash,
+                "env_hash": self._env_hash,
+                "world_size": self._world_size,
+            }
+            replace(temporary / "manifest.json", json.dumps(make_manifest(fields, files), indent=1).encode())
             reach("save.sync")
             sync_folder(temporary)
             reach("save.rename")
@@ -229,28 +233,13 @@ class Checkpoints:
             raise
         return path
 
-    def _manifest(self, snapshot: Snapshot, files: dict[str, Any]) -> dict[str, Any]:
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "step": snapshot.step,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "score": snapshot.score,
-            "resume_level": snapshot.resume_level,
-            "config_hash": self._config_hash,
-            "env_hash": self._env_hash,
-            "world_size": self._world_size,
-            "versions": _versions(),
-            "files": files,
-        }
-        return manifest | {"digest": digest(manifest)}
-
     def _free_name(self, step: int) -> Path:
-        """A second save of one step gets a new name: replacing the first would, for a moment, leave neither."""
+        """The name for a checkpoint of `step`; a second save gets a revision, as replacing the first is not atomic."""
         revisions = [revision for other, revision in map(_order, self._newest_first()) if other == step]
         return self.folder / (f"ckpt-{step:012d}" + (f".{max(revisions) + 1}" if revisions else ""))
 
     def _prune(self, newest: Path) -> None:
-        """Keep what was just written, the last `keep_last` and the best. The unreadable neither counts nor goes."""
+        """Keep the newest, the last `keep_last` and the best. Unreadable checkpoints neither count nor are deleted."""
         scores = {path: score for path, score in self._scores().items() if score is not None}
         keep = {newest, *list(scores)[: self.keep_last], *_best_first(scores)[:1]}
         for path in scores:
@@ -258,7 +247,7 @@ class Checkpoints:
                 self._trash(path)
 
     def _trash(self, path: Path) -> None:
-        """Take the name away first: a half-deleted folder must never look like a checkpoint."""
+        """Delete a checkpoint. Rename it first: a half-deleted folder must never look like a checkpoint."""
         trash = self.folder / f".trash-{path.name}-{secrets.token_hex(4)}"
         os.rename(path, trash)
         reach("save.prune")
@@ -267,10 +256,10 @@ class Checkpoints:
     # ---- read
 
     def load(self, groups: Collection[str] | None = None) -> Checkpoint | None:
-        """The newest good checkpoint by step, with all groups or those of `groups` it has. None if there never was one.
+        """The newest good checkpoint by step, with all groups or those named in `groups`. None if there never was one.
 
-        Damaged ones are told, moved to `.corrupt-*` by the holder of the lock, and passed over. If all are damaged
-        it raises: a run must not start from scratch because its checkpoints did not load.
+        Damaged checkpoints are reported and skipped; the holder of the lock moves them to `.corrupt-*`. Raises if all
+        are damaged: a run must not start from scratch because its checkpoints did not load.
         """
         return self._first_good(self._newest_first, groups)
 
@@ -279,14 +268,14 @@ class Checkpoints:
         return self._first_good(lambda: _best_first(self._scores()), groups)
 
     def load_path(self, path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
-        """The checkpoint in the folder `path`. If it is damaged this raises; nothing is moved."""
+        """The checkpoint in the folder `path`. Raises if it is damaged; moves nothing."""
         return self._accept(read_checkpoint(path, groups))
 
     def set_aside(self, after: int = -1) -> Path | None:
-        """Move checkpoints of steps beyond `after`, and damaged ones, out of the way. Where to; None if there are none.
+        """Move damaged checkpoints and those of steps beyond `after` to a folder and return it; None if there are none.
 
-        For a run that starts again (`--resume never`) or from an older checkpoint (`--resume PATH`) in a folder with
-        later steps: those would be taken for the newest. Nothing is deleted.
+        For a run that starts anew (`--resume never`) or from an older checkpoint (`--resume PATH`) in a folder with later
+        steps: those would be taken for the newest. Nothing is deleted.
         """
         if not self._writes:
             raise StorageError(f"Checkpoints in {self.folder} are moved by the holder of the run folder's lock only.")
@@ -303,14 +292,14 @@ class Checkpoints:
                 path.rename(aside / path.name)
         except OSError as error:
             raise StorageError(
-                f"Earlier checkpoints could not be moved to {aside}: {why(error)}; choose "
+                f"Earlier checkpoints could not be moved to {aside}: {reason(error)}; choose "
                 "another folder with --run-dir."
             ) from error
         self._notify(f"{len(old)} earlier checkpoints were moved to {aside}; delete them if you do not need them.")
         return aside
 
     def _first_good(self, paths: Callable[[], Iterable[Path]], groups: Collection[str] | None) -> Checkpoint | None:
-        for _ in range(5):  # a trainer may prune what this process has just listed; then look again
+        for _ in range(5):  # a trainer may prune a checkpoint that was just listed; then list again
             vanished = False
             bad = []
             for path in paths():
@@ -331,20 +320,20 @@ class Checkpoints:
         bad += [f"{path.name}: damaged earlier" for path in self._listed(".corrupt-")]
         if bad:
             raise StorageError(
-                f"No checkpoint in {self.folder} can be read ({bad[0]}): start again with --resume never, or name a "
+                f"No checkpoint in {self.folder} can be read ({bad[0]}): start anew with --resume never, or name a "
                 "checkpoint folder with --resume PATH."
             )
         return None
 
-    def _quarantine(self, path: Path, reason: str) -> None:
-        message = f"Checkpoint {path.name} is damaged and passed over: {reason}."
+    def _quarantine(self, path: Path, damage: str) -> None:
+        message = f"Checkpoint {path.name} is damaged and skipped: {damage}."
         if self._writes:
             corrupt = path.with_name(f".corrupt-{path.name}-{secrets.token_hex(4)}")
             try:
                 os.rename(path, corrupt)
                 message += f" It was moved to {corrupt}; delete it if you do not need it."
             except OSError as error:
-                message += f" It could not be moved away ({why(error)})."
+                message += f" It could not be moved out of the way ({reason(error)})."
         self._notify(message)
 
     def _accept(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -373,17 +362,17 @@ class Checkpoints:
         return sorted((p for p in self._listed("ckpt-") if FOLDER.fullmatch(p.name)), key=_order, reverse=True)
 
     def _listed(self, *prefixes: str) -> list[Path]:
-        """What is in the folder. Not `glob`, which finds nothing in a folder it may not read."""
+        """Entries of the folder whose names start so. Not by `glob`, which finds nothing in a folder it may not read."""
         try:
             return [self.folder / name for name in os.listdir(self.folder) if name.startswith(prefixes)]
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be read: {why(error)}.") from error
+            raise StorageError(f"{self.folder} cannot be read: {reason(error)}.") from error
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """Step and revision from a checkpoint's name. Not the time: clocks jump."""
+    """Step and revision from a checkpoint's name, the order of checkpoints. Not the time: clocks jump."""
     match = FOLDER.fullmatch(path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
@@ -394,15 +383,6 @@ def _best_first(scores: Mapping[Path, float | None]) -> list[Path]:
         return (-math.inf if score is None else score, _order(path))
 
     return sorted(scores, key=key, reverse=True)
-
-
-@cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    for package in ("gymnasium", "redline"):
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
 
 
 def _free(folder: Path) -> int | None:

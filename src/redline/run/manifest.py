@@ -1,8 +1,8 @@
-"""What a checkpoint folder holds, and reading it: every file is checked before anything of it is believed.
+"""The files of one checkpoint and how they are read: every file is verified before its content is used.
 
     ckpt-000001234567/
-        model.safetensors optim.safetensors …  one file a group of tensors
-        state.json                             what is not tensors
+        model.safetensors optim.safetensors …  one file per group of tensors
+        state.json                             everything that is not a tensor
         manifest.json                          versions, hashes, score; bytes and sha256 of every file; its own digest
 
 Nothing is unpickled. A file that a checkpoint cannot have is refused by its name, before it is opened.
@@ -13,9 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import platform
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +29,8 @@ from torch import Tensor
 
 from redline.core.errors import StorageError, UserError
 from redline.run.atomic_files import Damaged, read_bytes, read_tensors
+from redline.run.run_folder import FORMAT_VERSION, earlier_version, newer_version
 
-FORMAT_VERSION = 1
 FOLDER = re.compile(r"ckpt-(\d{12,18})(?:\.(\d{1,9}))?")  # step, revision
 GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
 MAX_STATE = 256 << 20  # bytes
@@ -47,7 +52,7 @@ _MANIFEST_TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read."""
+    """A checkpoint in memory."""
 
     path: Path
     step: int
@@ -56,12 +61,12 @@ class Checkpoint:
     manifest: dict[str, Any]
 
 
-# From format version v to v + 1. Version 1 is the first, so nothing is older yet.
+# From format version v to v + 1. Versions without a migration are refused.
 MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
 
 
 def read_checkpoint(path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
-    """The checkpoint in the folder `path`, verified; StorageError if it is damaged or none."""
+    """The verified checkpoint in the folder `path`; StorageError if it is damaged or not a checkpoint."""
     path = Path(path)
     try:
         return read(path, groups)
@@ -72,27 +77,27 @@ def read_checkpoint(path: Path | str, groups: Collection[str] | None = None) -> 
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of the bare network: without torch.compile's `_orig_mod.` and a wrapping DDP's `module.`"""
+    """Weights under the names of the bare network: without torch.compile's `_orig_mod.` and DDP's `module.`"""
     names = {name: re.sub(r"(^|(?<=\.))_orig_mod\.", "", name) for name in tensors}
     while names and all(name.startswith("module.") for name in names.values()):
         names = {name: short.removeprefix("module.") for name, short in names.items()}
     if len(set(names.values())) != len(names):
-        raise ValueError("two weights have one name once the prefixes '_orig_mod.' and 'module.' are taken off")
+        raise ValueError("two weights have one name once the prefixes '_orig_mod.' and 'module.' are removed")
     return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str = "model") -> None:
-    """Copy `saved` into the static buffers of `target`; if names, shapes or dtypes differ, raise and copy nothing."""
+    """Copy `saved` into the static buffers of `target`; copy nothing and raise if names, shapes or dtypes differ."""
     target, saved = strip_prefixes(target), strip_prefixes(saved)
-    wrong = [f"'{name}' is missing in the checkpoint" for name in target.keys() - saved.keys()]
-    wrong += [f"'{name}' is unknown here" for name in saved.keys() - target.keys()]
+    differences = [f"'{name}' is missing in the checkpoint" for name in target.keys() - saved.keys()]
+    differences += [f"'{name}' is unknown here" for name in saved.keys() - target.keys()]
     for name in target.keys() & saved.keys():
         here, there = target[name], saved[name]
         if here.shape != there.shape or here.dtype != there.dtype:
-            wrong.append(f"'{name}' is {_describe(there)} in the checkpoint, {_describe(here)} here")
-    if wrong:
+            differences.append(f"'{name}' is {_describe(there)} in the checkpoint, {_describe(here)} here")
+    if differences:
         raise UserError(
-            f"The checkpoint does not fit this {what} ({len(wrong)} differences; {min(wrong)}): use the settings in "
+            f"The checkpoint does not fit this {what} ({len(differences)} differences; {min(differences)}): use the settings in "
             "its run's config.json, another --run-dir, or --resume never."
         )
     with torch.no_grad():
@@ -105,7 +110,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def read(path: Path, groups: Collection[str] | None) -> Checkpoint:
-    """The checkpoint in `path`; Damaged if a file that is read is not what was written."""
+    """The checkpoint in `path`; Damaged if a file that is read differs from the one written."""
     manifest = read_manifest(path)
     files = manifest["files"]
     name = FOLDER.fullmatch(path.name)
@@ -134,24 +139,26 @@ def read(path: Path, groups: Collection[str] | None) -> Checkpoint:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest in which every value has its type; Damaged if it has not, UserError if a newer Redline wrote it."""
+    """A manifest with every value of its type, else Damaged; UserError if another version of Redline wrote it."""
     try:
         manifest = json.loads(read_bytes(path / "manifest.json", None, _MAX_MANIFEST))
         if not isinstance(manifest, dict) or type(version := manifest.get("format_version")) is not int:
             raise Damaged("manifest.json has no format_version")
-        if version > FORMAT_VERSION:  # asked first: nothing else is known of such a manifest
-            raise _newer(path, version)
+        if version > FORMAT_VERSION:  # checked first: nothing else is known about such a manifest
+            raise newer_version(f"Checkpoint {path}", version)
         for key, kind in _MANIFEST_TYPES.items():
             if key not in manifest or not isinstance(manifest[key], kind) or isinstance(manifest[key], bool):
-                raise Damaged(f"manifest.json has no right '{key}'")
+                raise Damaged(f"manifest.json has no valid '{key}'")
         if manifest["digest"] != digest({key: value for key, value in manifest.items() if key != "digest"}):
             raise Damaged("manifest.json does not match its own digest")
+        if 1 <= version < FORMAT_VERSION and version not in MIGRATIONS:
+            raise earlier_version(f"Checkpoint {path}", version)
     except (ValueError, RecursionError) as error:
         raise Damaged("manifest.json is not JSON") from error
     if version < 1 or manifest["step"] < 0 or (manifest["score"] is not None and not math.isfinite(manifest["score"])):
         raise Damaged("manifest.json has a format_version, step or score that no checkpoint has")
     if manifest.keys() - _MANIFEST_TYPES.keys():
-        raise _newer(path, version)
+        raise newer_version(f"Checkpoint {path}", version)
     for name, entry in manifest["files"].items():
         group = name.removesuffix(".safetensors")
         if name != "state.json" and (group == name or not GROUP.fullmatch(group)):
@@ -163,13 +170,27 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _newer(path: Path, version: int) -> UserError:
-    return UserError(
-        f"Checkpoint {path} was written by a newer Redline (format {version}, this one reads {FORMAT_VERSION}): "
-        "upgrade with pip install -U redline, or choose another --run-dir."
-    )
-
-
 def digest(manifest: Mapping[str, Any]) -> str:
     """The sha256 of a manifest without its own digest, the same for every format version."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def make_manifest(fields: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    """A sealed manifest: `fields` of the checkpoint, the entries of its `files`, versions, time and digest."""
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **fields,
+        "versions": _versions(),
+        "files": files,
+    }
+    return manifest | {"digest": digest(manifest)}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for package in ("gymnasium", "redline"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

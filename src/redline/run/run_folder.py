@@ -1,31 +1,81 @@
-"""The run folder: config.json, metrics.jsonl, TensorBoard files, evaluations. Checkpoints have their own module."""
+"""The run folder: config.json, result.json, metrics.jsonl and TensorBoard files. Checkpoints have a module of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from redline.core.errors import StorageError, UserError
 
+# Raised whenever a run of the version before cannot be read any more: files, options and tensors renamed or reshaped.
+FORMAT_VERSION = 2
+Notify = Callable[[str], None]
+CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.jsonl"
+RECORDS = (CONFIG, METRICS, RESULT, "eval.json")  # every file that describes one run, besides its checkpoints
+_CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
+
+
+def to_stderr(message: str) -> None:
+    """Print one line on standard error: the default way to notify the user."""
+    with suppress(OSError, ValueError):  # a closed terminal is no reason to stop
+        print(message, file=sys.stderr, flush=True)
+
+
+def prepare_run_dir(path: Path | str) -> Path:
+    """Create the run folder and write a probe to it, so that a full or forbidden disk is found before any training."""
+    path = Path(path)
+    probe = path / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with open(probe, "xb") as file:
+            file.write(b"redline")
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"The run folder {path} cannot be written: {explain_os_error(path, error)}; choose another with --run-dir."
+        ) from error
+    finally:
+        with suppress(OSError, ValueError):
+            probe.unlink()
+    return path
+
+
+def reason(error: Exception) -> str:
+    """The system's reason for `error` as part of a sentence, without error number and file name."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + text[1:]
+
+
+def explain_os_error(path: Path, error: Exception) -> str:
+    """The reason why `path` cannot be used; names the file that stands where a folder should be."""
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        blocker = next((place for place in (path, *path.parents) if place.is_file()), path)
+        return f"{blocker} is a file, not a folder"
+    return reason(error)
+
 
 def write_json(path: Path, record: Any) -> None:
-    """Whole or not at all."""
+    """Write `record` atomically: a reader sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(record, indent=2, default=str) + "\n")
         os.replace(part, path)
     except OSError as error:
         raise StorageError(
-            f"{path} could not be written: {error.strerror}. Free or mend the disk and try again."
+            f"{path} could not be written: {error.strerror}. Free or repair the disk and try again."
         ) from error
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config.json of a run; a folder without one is not a run."""
-    path = run_dir / "config.json"
+    path = run_dir / CONFIG
     try:
         record = json.loads(path.read_text())
     except FileNotFoundError:
@@ -34,26 +84,60 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} could not be read ({error}); restore it or train into another folder.") from error
-    kinds = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
-    if not isinstance(record, dict) or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+    if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in _CONFIG_TYPES.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
+    version = record.get("format_version", 1)
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise newer_version(f"The run in {run_dir}", version)
+    if version < FORMAT_VERSION:
+        raise earlier_version(f"The run in {run_dir}", version)
     return record
 
 
-class Metrics:
-    """metrics.jsonl, one record a line, and TensorBoard where asked for. A failing log never stops training."""
+def write_config(run_dir: Path, settings: dict[str, Any]) -> None:
+    """Write the settings of a run to its config.json."""
+    write_json(run_dir / CONFIG, {"format_version": FORMAT_VERSION} | settings)
 
-    def __init__(self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Callable[[str], None]) -> None:
-        """Continues after `env_steps`: later or garbled lines, written after the checkpoint resumed from, are dropped."""
-        self.path, self.notify, self.broken = run_dir / "metrics.jsonl", notify, False
+
+def earlier_version(subject: str, version: int) -> UserError:
+    """The refusal of a run or checkpoint, the `subject`, that this version can no longer read."""
+    return UserError(
+        f"{subject} was written by an earlier version of Redline (format {version}, this one reads {FORMAT_VERSION}); "
+        "train it anew or use that version."
+    )
+
+
+def newer_version(subject: str, version: Any) -> UserError:
+    """The refusal of a run or checkpoint, the `subject`, whose format is not known here yet."""
+    return UserError(
+        f"{subject} was written by a newer Redline (format {version}, this one reads {FORMAT_VERSION}): upgrade with "
+        "pip install -U redline, or choose another --run-dir."
+    )
+
+
+def read_result(run_dir: Path) -> dict[str, Any] | None:
+    """The result.json of a run, None where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        record = json.loads((run_dir / RESULT).read_text())
+        if isinstance(record, dict):
+            return record
+    return None
+
+
+class Metrics:
+    """metrics.jsonl, one record a line, and TensorBoard on request. A failing log never stops training."""
+
+    def __init__(self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Notify) -> None:
+        """Continue after `env_steps`: drop garbled lines and those written after the checkpoint that is resumed."""
+        self.path, self.notify, self.broken = run_dir / METRICS, notify, False
         try:
             if self.path.exists():
                 kept = [line for line in self.path.read_text(errors="replace").splitlines() if _up_to(line, env_steps)]
                 part = self.path.with_name(".metrics.jsonl.part")
                 part.write_text("".join(line + "\n" for line in kept))
                 os.replace(part, self.path)
-        except OSError as error:  # now nothing is trained yet
-            raise StorageError(f"{self.path} could not be mended: {error.strerror}; move it away.") from error
+        except OSError as error:  # nothing has been trained yet
+            raise StorageError(f"{self.path} could not be repaired: {error.strerror}; move it away.") from error
         self.writer: Any = None
         if tensorboard:
             try:
@@ -74,7 +158,7 @@ class Metrics:
                         self.writer.add_scalar(name, value, record["env_steps"])
         except OSError as error:
             if not self.broken:
-                self.notify(f"Metrics are not written any more: {error}. Training goes on.")
+                self.notify(f"Metrics are no longer written: {error}. Training goes on.")
             self.broken = True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, checked and copied, so that training goes on while it is written."""
+"""The content of a checkpoint, validated and copied to host memory, so that training goes on while it is written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from redline.run.atomic_files import DTYPES
 from redline.run.manifest import GROUP
 
 RESUME_LEVELS = ("L0", "L1", "L2", "L3")
-_SLACK = 1 << 20  # bytes of headers, folders and manifest, for the question whether a checkpoint fits on the disk
+_SLACK = 1 << 20  # bytes of headers, folders and manifest, added when checking whether a checkpoint fits on the disk
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `save` was given, in memory that training does not touch."""
+    """The arguments of a save, in memory that training does not touch."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -32,7 +32,7 @@ class Snapshot:
 
 
 def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resume_level: str) -> None:
-    """Mistakes of the caller, raised at once instead of in a thread."""
+    """Raise mistakes of the caller at once instead of in the writer thread."""
     if not 0 <= step < 10**18:
         raise ValueError(f"step is {step}; expected 0 to 10**18 - 1")
     if resume_level not in RESUME_LEVELS:
@@ -48,14 +48,14 @@ def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resu
 
 
 def check_finite(snapshot: Snapshot) -> None:
-    """Weights that are not numbers would make a checkpoint that no run can continue from."""
+    """Refuse weights that are NaN or infinite: no run could continue from them."""
     for name, tensor in snapshot.tensors.get("model", {}).items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"the weight '{name}' has NaN or infinite values")
 
 
 def copy_to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Contiguous CPU copies, each with memory of its own. Those from a GPU run side by side, through pinned memory."""
+    """Contiguous CPU copies, each in memory of its own. Copies from a GPU run concurrently, through pinned memory."""
     streams = set()
 
     def copy(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run
 from redline.run.config import Plan, Settings
 from redline.run.evaluate import Policy, evaluate, greedy
 from redline.run.progress import Progress, device_use, quantity
-from redline.run.run_folder import Metrics, read_config, write_json
+from redline.run.run_folder import Metrics, read_config, write_config, write_json
 from redline.run.session import Session
 
 _LOG_SECONDS = 1.0  # aimed at between log points
@@ -105,7 +105,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
         seconds, episodes = found.state["seconds"], found.state["episodes"]
         compiling = found.state.get("compiling", 0.0)
         progress.say(f"Continuing {plan.run_dir} from {found.path.name} ({quantity(session.env_steps)} steps).")
-    write_json(plan.run_dir / "config.json", plan.describe())
+    write_config(plan.run_dir, plan.describe())
     metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
 
     started = time.monotonic() - seconds
