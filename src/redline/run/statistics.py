@@ -1,7 +1,7 @@
-"""How far figures from a limited number of games can be believed: 95 % intervals, and the interquartile mean (IQM).
+"""The interquartile mean (IQM) and 95 % intervals: bootstrap of means, Wilson for shares, Poisson for counts.
 
-A bootstrap draws as many games again from those that were played, with replacement, and looks at how much the figure
-varies. Its seed is fixed: the same games give the same interval. Intervals are percentiles of the resamples.
+A bootstrap resamples the games with replacement and measures how much a figure varies. Intervals are percentiles of the
+resamples. The seed is fixed: the same games give the same interval.
 """
 
 from __future__ import annotations
@@ -11,45 +11,44 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
 RESAMPLES = 2000
 _FEWEST_RESAMPLES = 250
-_WORK = 4_000_000  # numbers drawn for a bootstrap before there are fewer resamples: about a third of a second
-_CHUNK = 1_000_000  # of them in memory at once
+_WORK = 4_000_000  # numbers drawn per bootstrap; with more distinct values there are fewer resamples
+_CHUNK = 1_000_000  # numbers in memory at once
 _SEED = 0x5EED
 _TAIL = 0.025
 _Z = 1.959964  # standard deviations that hold 95 % of a normal distribution
-_FEW = 10  # games won, or lost, below which a bootstrap of their share is too narrow
+_FEW = 10  # with fewer wins, or fewer losses, a bootstrap of the win rate is too narrow
 
 
 class Interval(NamedTuple):
-    """95 %: 2.5 % lie below, 2.5 % above."""
+    """A 95 % interval: 2.5 % lie below it, 2.5 % above."""
 
     low: float
     high: float
 
 
 def iqm(values: Any) -> Any:
-    """The mean of the middle half of `values` (…, n) -> (…): where n is not divisible by 4, its edges count in part."""
+    """The mean of the middle half of `values` (…, n) -> (…); if n is not divisible by 4, the edges count in part."""
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     return ordered @ _middle(np.ones(ordered.shape[-1]))
 
 
 def _middle(counts: NDArray[Any]) -> Values:
-    """Weights (…, K) that the middle half gives to ascending values of which there are `counts` (…, K); they sum to 1."""
-    upto = counts.cumsum(-1)
-    total = float(upto.flat[-1])
-    inside = np.clip(upto, total / 4, 3 * total / 4)
+    """Weights (…, K) of ascending values in the mean of the middle half, from their `counts` (…, K); they sum to 1."""
+    cumulated = counts.cumsum(-1)
+    total = float(cumulated.flat[-1])
+    inside = np.clip(cumulated, total / 4, 3 * total / 4)
     weights: Values = np.diff(inside, prepend=total / 4) / (total / 2)
     return weights
 
 
 def bootstrap(values: Values) -> tuple[Interval, Interval]:
-    """Intervals of the mean and of the IQM of `values` (n,). All alike give intervals without width."""
+    """Intervals of the mean and of the IQM of `values` (n,). Equal values give intervals of width 0."""
     means, middles = _resampled(values, np.random.default_rng(_SEED))
     return _percentiles(means), _percentiles(middles)
 
@@ -57,19 +56,19 @@ def bootstrap(values: Values) -> tuple[Interval, Interval]:
 def _resampled(values: Values, rng: np.random.Generator) -> tuple[Values, Values]:
     """Means and IQMs of resamples of `values`, each (B,).
 
-    A resample is how often each distinct value was drawn. There are few of them, as scores are counts: a hundred
-    thousand games cost no more than a hundred.
+    A resample is drawn as the count of each distinct value, one multinomial draw. Scores are counts with few distinct
+    values, so a hundred thousand games cost no more than a hundred.
     """
     distinct, counts = np.unique(values, return_counts=True)
     total = len(values)
-    left = max(_FEWEST_RESAMPLES, min(RESAMPLES, _WORK // len(distinct)))
+    remaining = max(_FEWEST_RESAMPLES, min(RESAMPLES, _WORK // len(distinct)))
     means, middles = [], []
-    while left:
-        rows = min(left, max(1, _CHUNK // len(distinct)))
-        drawn = rng.multinomial(total, counts / total, size=rows)
-        means.append(drawn @ distinct / total)
-        middles.append((_middle(drawn) * distinct).sum(1))
-        left -= rows
+    while remaining:
+        rows = min(remaining, max(1, _CHUNK // len(distinct)))
+        resamples = rng.multinomial(total, counts / total, size=rows)
+        means.append(resamples @ distinct / total)
+        middles.append((_middle(resamples) * distinct).sum(1))
+        remaining -= rows
     return np.concatenate(means), np.concatenate(middles)
 
 
@@ -81,28 +80,29 @@ def _percentiles(figures: Values) -> Interval:
 def bootstrap_runs(runs: Sequence[Values]) -> tuple[Interval, Interval]:
     """Intervals of the mean and of the IQM of the runs' means; `runs` holds the values of each run's games, (n,) each.
 
-    Runs are drawn with replacement, and games anew in every run that was drawn: both what another seed would have
-    trained and what other games would have given is in the interval.
+    A stratified bootstrap: resample the runs, then the games of each chosen run. The interval covers both the choice of
+    training seeds and the choice of games.
     """
     rng = np.random.default_rng(_SEED)
-    means_of = [_resampled(values, rng)[0] for values in runs]
+    resampled_means = [_resampled(values, rng)[0] for values in runs]
     chosen = rng.integers(len(runs), size=(RESAMPLES, len(runs)))
     means = np.empty(chosen.shape)
-    for number, resampled in enumerate(means_of):
-        here = chosen == number
-        means[here] = rng.choice(resampled, int(here.sum()))
+    for number, resampled in enumerate(resampled_means):
+        mask = chosen == number
+        means[mask] = rng.choice(resampled, int(mask.sum()))
     return _percentiles(means.mean(1)), _percentiles(iqm(means))
 
 
 def share_interval(count: int, total: int) -> tuple[Interval, str]:
-    """The interval of a share, `count` of `total`, and how it was found: bootstrap, or Wilson where that says too little.
+    """The interval of the share `count` of `total`, and its method: bootstrap, or Wilson for extreme shares.
 
-    If all games were won every resample is all won too, and the interval would have no width.
+    If all games were won, so are all resamples, and the bootstrap interval would have no width.
     """
     if min(count, total - count) < _FEW:
         return wilson_interval(count, total), "Wilson"
-    drawn = np.random.default_rng(_SEED).binomial(total, count / total, size=RESAMPLES)  # what resampling comes to
-    return _percentiles(drawn / total), "bootstrap"
+    # The number of wins in a resample is binomial.
+    resampled = np.random.default_rng(_SEED).binomial(total, count / total, size=RESAMPLES)
+    return _percentiles(resampled / total), "bootstrap"
 
 
 def wilson_interval(count: int, total: int) -> Interval:
@@ -115,17 +115,9 @@ def wilson_interval(count: int, total: int) -> Interval:
 
 
 def poisson_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact (Garwood) interval of the expected number of rare events where `count` were seen."""
+    """The exact (Garwood) interval of the expected number of rare events when `count` were observed."""
+    from scipy.special import gammaincinv  # imported late: only evaluations need it, and training starts faster
+
     tail = (1 - confidence) / 2
-
-    def solve(at_most: int, probability: float) -> float:
-        """The expectation at which `at_most` events or fewer have this probability: it falls as the expectation grows."""
-        low, high = 0.0, at_most + 10 * math.sqrt(at_most + 1) + 10
-        for _ in range(100):
-            middle = (low + high) / 2
-            # Of a Poisson variable: P(X <= k) is the regularized upper incomplete gamma function of k + 1.
-            found = torch.special.gammaincc(*torch.tensor([at_most + 1, middle], dtype=torch.float64))
-            low, high = (middle, high) if float(found) > probability else (low, middle)
-        return (low + high) / 2
-
-    return (solve(count - 1, 1 - tail) if count else 0.0), solve(count, tail)
+    low = float(gammaincinv(count, tail)) if count else 0.0
+    return low, float(gammaincinv(count + 1, 1 - tail))
