@@ -204,7 +204,7 @@ def test_result(straight: Path) -> None:
     assert result["seconds_to_first_update"] > 0
     assert result["score_min"] <= result["score_mean"] <= result["score_max"]
     assert 0 < result["length_mean"] <= 12
-    assert result["settings"] == json.loads((straight / "config.json").read_text())
+    assert {"format_version": 2} | result["settings"] == json.loads((straight / "config.json").read_text())
 
 
 def test_metrics(straight: Path) -> None:

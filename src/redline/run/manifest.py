@@ -97,8 +97,8 @@ def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: s
             differences.append(f"'{name}' is {_describe(there)} in the checkpoint, {_describe(here)} here")
     if differences:
         raise UserError(
-            f"The checkpoint does not fit this {what} ({len(differences)} differences; {min(differences)}): use the settings in "
-            "its run's config.json, another --run-dir, or --resume never."
+            f"The checkpoint does not fit this {what} ({len(differences)} differences; {min(differences)}): use the "
+            "settings in its run's config.json, another --run-dir, or --resume never."
         )
     with torch.no_grad():
         for name, tensor in target.items():
