@@ -1,36 +1,71 @@
 """Redline trains agents that play games, as fast as the hardware allows, in plain Python and PyTorch.
 
-import redline
-env = redline.make("snake", num_envs=4096, device="cuda", seed=0)
-run = redline.train("snake", algo="dqn", steps=20_000_000)
-redline.evaluate(run, episodes=1000)
+    import redline
+    env = redline.make("snake", num_envs=4096, device="cuda", seed=0)
+    run = redline.train("snake", algo="dqn", steps=20_000_000)
+    redline.evaluate(run, episodes=1000)
+    agent = redline.load(run); action = agent.act(obs)
+
+Importing the package registers `redline/<Game>-v0` with Gymnasium. It does not import torch: names are imported on
+first use.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from redline.core.errors import StorageError, UserError
-from redline.envs import Env, EnvStep, make
-from redline.envs.gymnasium_adapter import register as _register
+from redline.envs.registration import register as _register
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from redline.envs.env import Env, EnvStep, make
+    from redline.run.agent import Agent
     from redline.run.train import Run
 
 __version__ = "0.1.0"
-__all__ = ["Env", "EnvStep", "StorageError", "UserError", "evaluate", "make", "train"]
+__all__ = ["Env", "EnvStep", "StorageError", "UserError", "evaluate", "load", "make", "train"]
+
+_LAZY = dict.fromkeys(("Env", "EnvStep", "make"), "redline.envs.env")
 
 _register()
 
 
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("redline.testing")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def train(env: str, **options: Any) -> Run:
-    """Train a game; options as of `redline train` with underscores, `env_options` and `algo_options` as dictionaries."""
+    """Train an agent and return its run.
+
+    env: a game, `gym:ID`, `mario:W-S` or the import name of a module that defines a game.
+    options: those of `redline train` with underscores (`steps=20_000_000`); `env_options` and `algo_options` are
+        dictionaries.
+    """
     from redline.run.config import Settings
     from redline.run.options import build
     from redline.run.train import train as run
 
     return run(build(Settings, {"env": env, **options}, ""))
+
+
+def load(run: Run | Path | str, device: str = "auto") -> Agent:
+    """Return the agent of a run's newest good checkpoint."""
+    from redline.run.agent import load_agent
+
+    return load_agent(_folder(run), device)
 
 
 def evaluate(
@@ -41,8 +76,14 @@ def evaluate(
     max_steps: int = 0,
     sample: bool = False,
 ) -> dict[str, Any]:
-    """Play of a run's newest agent on held-out seeds, greedy or `sample`d; fields as of `redline eval --json`."""
-    from redline.run.agent import load_agent
+    """Play held-out seeds with a run's newest agent and return the fields of `redline eval --json`.
 
-    path = run if isinstance(run, (str, Path)) else run.path
-    return load_agent(Path(path), device).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
+    The policy is greedy, or with `sample` draws its actions. `max_steps` ends the evaluation after so many steps.
+    """
+    return load(run, device).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
+
+
+def _folder(run: Run | Path | str) -> Path:
+    from pathlib import Path
+
+    return Path(run if isinstance(run, (str, Path)) else run.path)

@@ -189,7 +189,6 @@ def _train(argument: str, options: dict[str, Any], as_json: bool) -> int:
 def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
     """What came of a training run, and the commands to go on with it."""
     from redline.envs import load_game
-    from redline.envs.gym_envs import is_cpu_env
     from redline.run.progress import duration, quantity
 
     run_dir, env = result["run"], result["env"]
@@ -203,7 +202,7 @@ def _closing_words(result: dict[str, Any], options: dict[str, Any]) -> str:
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
     game: Any = load_game(env)
-    host = is_cpu_env(game)  # not shown by watch; whether a game was won it may not say
+    host = game.ON_CPU  # not shown by watch; whether a game was won it may not say
     if "score_mean" in result:
         won = "" if host and not game.WON else f", won {100 * result['win_rate']:.1f} %"
         lines.append(
@@ -371,17 +370,17 @@ REPLAY = {
 def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
     del argument, options
     from redline import algos, games
-    from redline.envs import HOSTS
+    from redline.envs import CPU_ENVS
 
     found = {"games": games.names(), "algorithms": algos.names(), "replay": list(REPLAY)}
-    found["hosts"] = [host.SPELLING for host in HOSTS.values()]
+    found["hosts"] = [host.SPELLING for host in CPU_ENVS.values()]
     if as_json:
         _print_json(found)
         return 0
     print("Games")
     for name in found["games"]:
         print(f"  {name:<10} {_first_sentence(games.load(name))}")
-    for host in HOSTS.values():
+    for host in CPU_ENVS.values():
         print(f"  {host.SPELLING:<10} {_first_sentence(sys.modules[host.__module__])}")
     print("Algorithms")
     for name in found["algorithms"]:
@@ -475,10 +474,10 @@ def _help(name: str, command: Command, kind: type) -> str:
 def _group_fields() -> list[tuple[str, Any]]:
     """Every option of a game or an algorithm, as env.NAME or ALGO.NAME, with its type."""
     from redline import algos, games
-    from redline.envs import HOSTS
+    from redline.envs import CPU_ENVS
 
     found = []
-    envs: list[Any] = [*map(games.load, games.names()), *HOSTS.values()]
+    envs: list[Any] = [*map(games.load, games.names()), *CPU_ENVS.values()]
     for group, module in [("env", env) for env in envs] + [(a, algos.load(a)) for a in algos.names()]:
         found += [(f"{group}.{name}", hint) for name, hint in typing.get_type_hints(module.Config).items()]
     return found
@@ -486,10 +485,10 @@ def _group_fields() -> list[tuple[str, Any]]:
 
 def _group_options() -> list[tuple[str, str]]:
     from redline import algos, games
-    from redline.envs import HOSTS
+    from redline.envs import CPU_ENVS
 
     found = []
-    hosts = {host.SPELLING: host for host in HOSTS.values()}
+    hosts = {host.SPELLING: host for host in CPU_ENVS.values()}
     listed: dict[str, Any] = {name: games.load(name) for name in games.names()} | hosts
     for name, game in listed.items():
         for field in dataclasses.fields(game.Config):

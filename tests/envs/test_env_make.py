@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from redline import games
 from redline.core.errors import UserError
@@ -54,3 +55,65 @@ def test_every_game_is_made(game_name: str) -> None:
     env = make(game_name, num_envs=2)
     assert env.reset().shape == (2, *env.spec.obs_shape)
     assert game_name in games.names()
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (torch.tensor([0, 1]), r"step expects actions of shape \(3,\), got \(2,\)"),
+        (torch.tensor([0.0, 1.0, 2.0]), "step expects integer actions, got float32"),
+        (torch.tensor([True, False, True]), "step expects integer actions, got bool"),
+        (torch.tensor([0, 1, 9]), "Action 9 of environment 2 is out of range; expected 0 to 3"),
+        (torch.tensor([0, -1, 9]), "Action -1 of environment 1 is out of range; expected 0 to 3"),
+    ],
+)
+def test_wrong_actions_are_refused_and_change_nothing(actions: torch.Tensor, message: str) -> None:
+    env = make("snake", 3)
+    before = env.reset()
+    with pytest.raises(UserError, match=message):
+        env.step(actions)
+    assert torch.equal(env.observe(), before)
+
+
+def test_validation_can_be_switched_off() -> None:
+    env = make("snake", 2, validate=False)
+    env.reset()
+    env.step(torch.tensor([1, 9]))
+    assert make("snake").validate
+    assert not make("snake", device="meta").validate  # a GPU would have to be waited for
+
+
+def test_actions_may_be_of_any_integer_dtype() -> None:
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        env = make("snake", 2)
+        env.reset()
+        assert not env.step(torch.tensor([0, 2], dtype=dtype)).terminated.any()
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:99", r"device is 'cuda:99', but torch .* sees .* here; use device='cpu'"),
+        ("gpu", "device is 'gpu'; expected cpu, cuda, cuda:1 or mps"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named(device: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make("snake", device=device)
+
+
+def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="device is 'cuda', but torch .* sees no such GPU here; use device='cpu'"):
+        make("snake", device="cuda")
+
+
+def test_a_module_is_a_game() -> None:
+    from redline.games import snake
+
+    assert torch.equal(make(snake, 2, seed=3).reset(), make("snake", 2, seed=3).reset())
+
+
+def test_an_id_of_gymnasium_suggests_its_prefix() -> None:
+    with pytest.raises(UserError, match=r"There is no game 'CartPole-v1'; did you mean 'gym:CartPole-v1'\?"):
+        make("CartPole-v1")

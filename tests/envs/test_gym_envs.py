@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from redline.core.errors import UserError
 from redline.envs import load_game, make, make_rules
-from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame, is_cpu_env
+from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
 
 
 def envs_of(name: str, count: int = 3, time_limit: int = 0, **options: Any) -> GymEnvs:
@@ -158,9 +158,9 @@ def test_what_cannot_be_learned_is_refused_with_a_reason(name: str, sentence: st
 
 
 def test_names_tell_which_is_which() -> None:
-    assert is_cpu_env(load_game("gym:CartPole-v1"))
-    assert is_cpu_env(load_game("gym:toys:ToyCount-v0"))
-    assert not is_cpu_env(load_game("snake"))
+    assert load_game("gym:CartPole-v1").ON_CPU
+    assert load_game("gym:toys:ToyCount-v0").ON_CPU
+    assert not load_game("snake").ON_CPU
     assert make_rules("gym:toys:ToyCount-v0").game.spec(GymConfig()).num_actions == 2
     with pytest.raises(UserError, match="no option 'skip'"):
         make_rules("gym:CartPole-v1", {"skip": 3})

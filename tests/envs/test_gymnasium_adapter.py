@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from redline import games
 from redline.core.errors import UserError
-from redline.envs import gymnasium_adapter, make
+from redline.envs import gymnasium_adapter, make, registration
 
 SNAKE = "redline/Snake-v0"
 SMALL = {"width": 5, "height": 4}
@@ -25,7 +25,7 @@ UP, RIGHT, DOWN, LEFT = range(4)
 
 @pytest.fixture(autouse=True)
 def _registered_and_strict() -> Iterator[None]:
-    gymnasium_adapter.register()
+    registration.register()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -53,8 +53,8 @@ class Legal(gymnasium.spaces.Discrete):
 
 
 def test_every_game_is_registered_once(game_name: str) -> None:
-    gymnasium_adapter.register()
-    gymnasium_adapter.register()
+    registration.register()
+    registration.register()
     spec = gymnasium.spec(env_id(game_name))
     assert spec.kwargs == {"game": game_name}
     assert sum(known.startswith("redline/") for known in gymnasium.registry) == len(games.names())

@@ -22,9 +22,9 @@ from redline import cli
 from redline.collect.sync_collector import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.core.records import Hardware
-from redline.envs import HOSTS, frames, load_game, make, make_rules
+from redline.envs import CPU_ENVS, frames, load_game, make, make_rules
 from redline.envs import mario as adapter
-from redline.envs.gym_envs import GymEnvs, is_cpu_env
+from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
 from redline.run.config import Settings, resolve
@@ -318,7 +318,7 @@ def test_it_is_an_environment_of_gymnasium(old: None) -> None:
 def test_names_are_levels(old: None, name: str, level: tuple[int, int]) -> None:
     del old
     game: Any = load_game(name)
-    assert is_cpu_env(game)
+    assert game.ON_CPU
     assert game.make(MarioConfig()).unwrapped.emulator.target == level
     plan = resolve(Settings(name, device="cpu"))
     assert str(plan.run_dir) == f"runs/{name.replace(':', '-')}-ppo"
@@ -454,7 +454,7 @@ def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         load_game("maro")
     with pytest.raises(UserError, match="mario is no tensor game"):
         make("mario")
-    assert set(HOSTS) == {"gym", "mario"}
+    assert set(CPU_ENVS) == {"gym", "mario"}
 
 
 # With the emulator.

@@ -1,10 +1,10 @@
-"""Faults on demand, so that tests can break a run at a chosen point.
+"""Fault injection: break a run at a chosen phase, for tests.
 
     REDLINE_FAULT="kill@save.manifest:3,raise@save.model,slow@save:2s"
 
-`kill@PHASE` ends the process with SIGKILL and `raise@PHASE` raises InjectedFault each time the phase is reached; with
-`:N` only the N-th time. `slow@PHASE:2s` sleeps each time. The variable is read once, at import; without it `reach`
-costs a truth test.
+`kill@PHASE` kills the process with SIGKILL and `raise@PHASE` raises InjectedFault, each time the phase is reached or
+with `:N` the N-th time only. `slow@PHASE:2s` sleeps each time. The variable is read once, at import; without it `reach`
+costs one truth test.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from redline.core.errors import UserError, nearest
 
-# The checkpoint protocol in order. `save.<group>` is reached with that group's file half-written, each other phase just
-# before its action, `save.prune` between taking an old checkpoint's name away and deleting it.
+# Phases of saving a checkpoint, in order. `save.<group>` is reached with that group's file half-written, `save.prune`
+# between renaming an old checkpoint and deleting it, every other phase just before its action.
 SAVE_PHASES = (
     "save",
     "save.model",
@@ -35,11 +35,10 @@ SAVE_PHASES = (
     "save.latest",
     "save.prune",
 )
-# A replay file, each before its action: naming a new one, emptying an entry, syncing the data, writing the entry.
+# Phases of a replay file, each reached before its action: create the file, clear an entry, sync the data, write the entry.
 BLOCK_PHASES = ("blocks.create", "blocks.begin", "blocks.data", "blocks.entry")
-PHASES = (
-    SAVE_PHASES + BLOCK_PHASES
-)  # all that a rule may name: a typing mistake must not become a test that cannot fail
+# A rule that names any other phase is an error: a typing mistake must not become a test that cannot fail.
+PHASES = SAVE_PHASES + BLOCK_PHASES
 
 _RULE = re.compile(
     r"(?P<action>kill|raise)@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
@@ -47,7 +46,7 @@ _RULE = re.compile(
 
 
 class InjectedFault(RuntimeError):
-    """What a `raise` rule raises."""
+    """The exception of a `raise` rule."""
 
 
 @dataclass
@@ -60,7 +59,7 @@ class _Rule:
 
 
 def parse(text: str) -> list[_Rule]:
-    """The rules of a REDLINE_FAULT value."""
+    """Return the rules in the value of REDLINE_FAULT."""
     rules = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = _RULE.fullmatch(part)
@@ -72,7 +71,7 @@ def parse(text: str) -> list[_Rule]:
         phase = match["phase"] or match["slow_phase"]
         if phase not in PHASES:
             raise UserError(
-                f"REDLINE_FAULT names the phase '{phase}', which is none{nearest(phase, PHASES)}; "
+                f"REDLINE_FAULT names the phase '{phase}', which does not exist{nearest(phase, PHASES)}; "
                 f"phases: {', '.join(PHASES)}."
             )
         nth = int(match["nth"]) if match["nth"] else None
@@ -84,13 +83,13 @@ _rules = parse(os.environ.get("REDLINE_FAULT", ""))
 
 
 def arm(text: str) -> None:
-    """Replace the rules, with the counts at zero; an empty text disarms."""
+    """Replace the rules and reset their counts; an empty text removes them all."""
     global _rules
     _rules = parse(text)
 
 
 def reach(phase: str) -> None:
-    """Mark that `phase` is reached: does nothing unless a rule names it."""
+    """Announce that `phase` is reached; does nothing unless a rule names it."""
     if not _rules:
         return
     for rule in _rules:

@@ -1,4 +1,4 @@
-"""Files that must be on the disk before something else is."""
+"""Durability: flush a folder's entries to the disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Flush the names in a folder to the disk, so that a rename survives a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot, and need not, sync a folder
+        if error.errno != errno.EINVAL:  # some network file systems neither support nor need it
             raise
     finally:
         os.close(fd)

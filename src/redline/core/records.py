@@ -1,13 +1,14 @@
-"""The records that travel between the folders, and the few operations on them.
+"""Records that travel between the folders, and the few operations on them.
 
-A record is a NamedTuple of tensors with the batch on axis 0: immutable, a pytree for torch.compile, and free of hidden state.
-N games, C cells, A actions, B samples.
+A record is a NamedTuple of tensors with the batch on axis 0: immutable, a pytree for torch.compile, without hidden
+state. Shapes are written with these letters: N environments, A actions, B samples, H rows and W columns of a board.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -16,39 +17,49 @@ from torch import Tensor
 
 # Any NamedTuple of tensors: a game's State, a Step, a Batch.
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
-# Classes of machines: a CPU of up to 4 cores or more; a GPU below 10 GB, up to 30 GB or without bfloat16 (T4, RTX), above.
+# Hardware classes: a CPU with up to 4 cores, or more; a GPU below 10 GB, below 30 GB or without bfloat16 (T4), or above.
 Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
-EnvKind = Literal["tensor", "process"]  # tensor games on the device, or environments that the host must step
+EnvKind = Literal["tensor", "process"]  # a tensor game on the device, or a CPU environment
+
+
+class Ending(IntEnum):
+    """How a step left an episode. The values are stored in replay memory; compiled code reads `.value`."""
+
+    RUNNING = 0  # the episode goes on
+    TERMINATED = 1  # the game is over, won or lost: its value is zero from here on
+    TRUNCATED = 2  # a time limit or the rules stopped it: bootstrap from the final observation
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a learner must know of an environment."""
+    """Shapes, dtypes and properties of an environment that a learner needs."""
 
-    obs_shape: tuple[int, ...]  # of one observation, channels first for boards: (planes, height, width)
+    obs_shape: tuple[int, ...]  # of one observation; boards have channels first: (planes, height, width)
     obs_dtype: torch.dtype
-    obs_scale: tuple[float, ...]  # per channel (afterstates: per feature): brings what is usually seen to about 1
-    obs_high: float  # largest value an observation holds
+    obs_scale: tuple[float, ...]  # per channel (afterstates: per feature): multiplies usual values to about 1
+    obs_high: float  # largest value in an observation
     num_actions: int
-    score_name: str  # what the score counts, in the player's words
-    obs_low: float = 0  # smallest value an observation holds
-    masked: bool = False  # some actions may be illegal: the game's `legal` matters
-    afterstates: bool = False  # an observation is (A, F): row a describes what action a leads to, feature 0 its reward
-    frames: int = 1  # an observation shows so many of the State's STACKED frames, the newest last
-    truncates: bool = False  # the rules themselves may cut an episode short (Events.truncated)
-    limit: int = 0  # steps after which they do so at the latest, where that is known
+    score_name: str  # noun for the score, as "foods"
+    obs_low: float = 0  # smallest value in an observation
+    masked: bool = False  # some actions can be illegal: use the game's `legal`
+    afterstates: bool = (
+        False  # an observation is (A, F): row a describes the board after action a, feature 0 its reward
+    )
+    frames: int = 1  # number of stacked frames in an observation, the newest last
+    truncates: bool = False  # the rules can truncate an episode (Events.truncated)
+    limit: int = 0  # steps after which the rules truncate at the latest; 0: unknown
 
 
 class Events(NamedTuple):
-    """What a step of a game brought besides its reward. Each (N,)."""
+    """Result of a game's step besides reward and termination. Each (N,)."""
 
-    score: Tensor  # int32: added to the game's own count (Snake: foods)
-    won: Tensor  # bool: the game is over and won
-    truncated: Tensor  # bool: the rules ask for an end that is no death (Snake: starvation)
+    score: Tensor  # int32: increase of the score (Snake: foods eaten)
+    won: Tensor  # bool: the game ended and was won
+    truncated: Tensor  # bool: the rules stop the episode without a loss (Snake: starvation)
 
 
 class Episode(NamedTuple):
-    """The episode under way; of the one that just ended where a Step says so. Each (N,)."""
+    """Statistics of the current episode; in a Step, of the one that the step ended. Each (N,)."""
 
     length: Tensor  # int32: steps
     score: Tensor  # int32
@@ -56,14 +67,14 @@ class Episode(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of N games with same-step auto-reset. `S` is the game's State; each tensor (N, …)."""
+    """One step of N environments with auto-reset in the same step. Each tensor is (N, …)."""
 
     reward: Tensor  # float32
-    terminated: Tensor  # bool: the game ended; its value is what was earned
-    truncated: Tensor  # bool: cut short (time limit, starvation); bootstrap from final_state
+    terminated: Tensor  # bool: the game is over; do not bootstrap
+    truncated: Tensor  # bool: stopped by a time limit or by the rules; bootstrap from final_state
     won: Tensor  # bool: terminated by winning
-    final_state: Any  # State after the action and before any reset; equals the next state where nothing ended
-    episode: Episode  # counts including this step; an episode's result where terminated | truncated
+    final_state: Any  # the game's State after the action and before any reset; the next state where nothing ended
+    episode: Episode  # statistics including this step; an episode's result where terminated | truncated
 
 
 class Batch(NamedTuple):
@@ -74,65 +85,67 @@ class Batch(NamedTuple):
     reward: Tensor  # float32: discounted n-step sum
     next_obs: Tensor  # observation to bootstrap from
     discount: Tensor  # float32: gamma ** steps taken, 0 where the game terminated
-    weight: Tensor  # float32: 0 for a sample that must not count, else 1 (or an importance weight)
-    next_legal: Tensor | None = None  # (B, A) bool: actions that may be taken in next_obs; None: all, always
-    place: Tensor | None = None  # int64: which transition of a memory with priorities this is
+    weight: Tensor  # float32: importance weight; 1 without priorities, 0 for a sample that must not count
+    next_legal: Tensor | None = None  # (B, A) bool: legal actions in next_obs; None: all
+    place: Tensor | None = None  # int64: index of the transition in a prioritized replay memory
 
 
 class PolicyInput(NamedTuple):
-    """What a behaviour policy is asked: some of the environments, to be moved."""
+    """Input of a behaviour policy for N of the environments."""
 
     obs: Tensor  # (N, …)
-    legal: Tensor | None  # (N, A) bool; None: all actions are
+    legal: Tensor | None  # (N, A) bool; None: all actions are legal
     key: Tensor  # () int32: root of the policy's random streams
-    env_index: Tensor  # (N,) int64: their numbers among all
-    num_envs: int  # of all
-    draw: Tensor  # () int64: number of the draw; no two turns of a environment have the same
-    acted: Tensor  # () int64: turns every environment has had before
-    progress: Tensor  # () float32: share of training done
+    env_index: Tensor  # (N,) int64: indices among all environments
+    num_envs: int  # number of all environments
+    draw: Tensor  # () int64: counter of random draws, unique for every action of an environment
+    acted: Tensor  # () int64: actions that every environment has taken before
+    progress: Tensor  # () float32: fraction of training done, 0 to 1
 
 
 class Transition(NamedTuple):
-    """What a collector hands to a learner: one step of all environments. Each (N, …)."""
+    """One step of all environments, as a collector hands it to a learner. Each (N, …)."""
 
-    state: Any  # the game's State the action was taken in
+    state: Any  # the game's State before the action
     action: Tensor  # int64
     step: Step
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a learner's functions are to be run; made by `engine`, handed to learners."""
+    """Device, precision and compiler for a learner; made by `engine`."""
 
     device: torch.device
-    amp_dtype: torch.dtype | None = None  # matrix products in bfloat16 or float16; None: float32
+    amp_dtype: torch.dtype | None = None  # dtype of matrix products: bfloat16 or float16; None: float32
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
-    folder: Path = Path(".")  # for what a learner keeps on disk
-    notify: Callable[[str], None] = print  # tells the user
+    folder: Path = Path(".")  # run folder, for replay files
+    notify: Callable[[str], None] = print  # prints a message to the user
 
     def autocast(self) -> torch.autocast:
+        """Return the context manager for forward passes."""
         return torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the machine has, as far as settings follow from it."""
+    """Properties of the machine that settings depend on."""
 
     device: str  # cpu, cuda, cuda:1, mps
-    name: str  # of the processor or the GPU
+    name: str  # model of the CPU or GPU
     cores: int
-    memory_gb: float  # of the device that trains
-    bf16: bool  # the device multiplies bfloat16 matrices in hardware
-    compiler: str  # C++ compiler found, empty: none
+    memory_gb: float  # of the training device
+    bf16: bool  # bfloat16 matrix products in hardware
+    compiler: str  # C++ compiler; empty: none
     capability: tuple[int, int] = (0, 0)  # CUDA compute capability
 
     @property
     def kind(self) -> str:
+        """Device type without its index: cpu, cuda or mps."""
         return self.device.split(":")[0]
 
     @property
     def tier(self) -> Tier:
-        """The class of machine settings are chosen by. An Apple GPU counts as the CPU it comes with."""
+        """Hardware class that recipes choose settings by. An Apple GPU counts as its CPU."""
         if self.kind != "cuda":
             return "cpu-few" if self.cores <= 4 else "cpu-many"
         if self.memory_gb < 10:
@@ -141,7 +154,7 @@ class Hardware:
 
 
 def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
-    """Apply `function` field by field to records of one type, nested records included."""
+    """Apply `function` field by field to records of one type, including nested records."""
     first = records[0]
     values = (
         map_record(function, *fields) if isinstance(fields[0], tuple) else function(*fields)
@@ -151,7 +164,7 @@ def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
 
 
 def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
-    """Lane by environment: `yes` where `condition` (N,) bool, else `no`."""
+    """Select per environment: `yes` where `condition` (N,) bool, else `no`."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition.view(-1, *(1,) * (a.dim() - 1)), a, b)
@@ -160,18 +173,18 @@ def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
 
 
 def leaves(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a record by dotted name; a field that is None is left out."""
-    found: dict[str, Tensor] = {}
+    """Return all tensors of a record by dotted name, without fields that are None."""
+    tensors: dict[str, Tensor] = {}
     for name, value in zip(record._fields, record, strict=True):  # type: ignore[attr-defined]
         if isinstance(value, tuple):
-            found.update(leaves(value, f"{prefix}{name}."))
+            tensors.update(leaves(value, f"{prefix}{name}."))
         elif value is not None:
-            found[prefix + name] = value
-    return found
+            tensors[prefix + name] = value
+    return tensors
 
 
 def from_leaves(like: RecordT, tensors: dict[str, Tensor], prefix: str = "") -> RecordT:
-    """The inverse of `leaves`: a record shaped like `like` from tensors by dotted name."""
+    """Return a record of the type of `like` from tensors by dotted name: the inverse of `leaves`."""
     values = (
         from_leaves(value, tensors, f"{prefix}{name}.") if isinstance(value, tuple) else tensors[prefix + name]
         for name, value in zip(like._fields, like, strict=True)  # type: ignore[attr-defined]

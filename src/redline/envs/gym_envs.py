@@ -97,6 +97,11 @@ class GymGame:
         self.name = name
         self.known: tuple[GymConfig, Spec] | None = None
 
+    @staticmethod
+    def knows(name: str) -> bool:
+        """Return whether Gymnasium has an environment registered under the id `name`."""
+        return name in gymnasium.registry
+
     def open(self, config: Any) -> gymnasium.Env[Any, Any]:
         """One environment, as it is."""
         del config
@@ -181,11 +186,6 @@ def stacked(stack: Tensor, newest: Tensor, episode_start: Tensor | None = None) 
     if episode_start is None:
         return later
     return torch.where(episode_start.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
-
-
-def is_cpu_env(game: Any) -> bool:
-    """The host must step it."""
-    return isinstance(game, GymGame)
 
 
 class GymEnvs:

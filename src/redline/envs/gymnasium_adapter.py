@@ -28,26 +28,14 @@ from redline import games
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Episode, Spec, map_record, where
-from redline.envs import batch, make_rules
+from redline.envs import batch
 from redline.envs.batch import EnvState, Rules
+from redline.envs.rules import make_rules
 
 Array = NDArray[Any]
 RENDER_MODES = ("rgb_array", "ansi")
 _CELL_PIXELS = 24
 _SEED_BITS = (1 << 64) - 1  # as many as a seed's key reads
-
-
-def register() -> None:
-    """Make `redline/<Game>-v0` known to Gymnasium for every game; calling it again changes nothing."""
-    for name in games.names():
-        title = "".join(word.capitalize() for word in name.split("_"))
-        if f"redline/{title}-v0" not in gymnasium.registry:
-            gymnasium.register(
-                f"redline/{title}-v0",
-                entry_point=f"{__name__}:GameEnv",
-                vector_entry_point=f"{__name__}:GameVectorEnv",
-                kwargs={"game": name},
-            )
 
 
 class GameEnv(gymnasium.Env[Array, np.int64]):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from redline.core.errors import UserError
-from redline.envs import Env, batch
+from redline.envs import batch
+from redline.envs.env import Env
 from redline.envs.gymnasium_adapter import (
     Array,
     check_legal,

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Batch, Step
+from redline.core.records import Batch, Ending, Step
 from redline.envs.batch import Rules, legal
 from redline.replay.priority import Priorities
 from redline.replay.row_layout import Shape
 
-TERMINATED, TRUNCATED = 1, 2  # values of `ended`
+TERMINATED, TRUNCATED = Ending.TERMINATED.value, Ending.TRUNCATED.value  # values of `ended`
 
 Tables = tuple[dict[str, Tensor], dict[str, Tensor]]  # of transitions, and of final States
 Allocate = Callable[[int, int, Mapping[str, Shape]], Tables]  # so many of each, of States with such fields

@@ -21,7 +21,7 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
-from redline.envs.gym_envs import WORTH_A_PROCESS, is_cpu_env
+from redline.envs.gym_envs import WORTH_A_PROCESS
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
@@ -158,7 +158,7 @@ def resolve(settings: Settings) -> Plan:
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
     backplay, reasons["backplay"] = for_game.pop("backplay", (0.0, "every game begins anew"))
-    if settings.backplay and is_cpu_env(game) and not game.CAN_RESTORE:  # type: ignore[attr-defined]
+    if settings.backplay and game.ON_CPU and not game.CAN_RESTORE:  # type: ignore[attr-defined]
         raise UserError(f"retry is {settings.backplay}, but {settings.env} cannot go back; leave it away.")
     if settings.backplay is not None:
         backplay, reasons["backplay"] = settings.backplay, "asked for"
@@ -169,7 +169,7 @@ def resolve(settings: Settings) -> Plan:
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
     prefix = f"{settings.algo}."
-    suggested = dict(algo.suggest(machine, "process" if is_cpu_env(game) else "tensor"))
+    suggested = dict(algo.suggest(machine, "process" if game.ON_CPU else "tensor"))
     of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     if "net" in of_game and settings.algo_options.get("net", of_game["net"][0]) != of_game["net"][0]:
         of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}
@@ -234,7 +234,7 @@ def resolve(settings: Settings) -> Plan:
         raise UserError(f"checkpoint_minutes is {settings.checkpoint_minutes}; expected a number above 0.")
 
     precision, reasons["precision"] = fast.pick_precision(settings.precision, machine)
-    compiles, reasons["compile"] = _pick_compile(settings.compile, machine, is_cpu_env(game))
+    compiles, reasons["compile"] = _pick_compile(settings.compile, machine, game.ON_CPU)
     graphs, reasons["graph"] = _pick_graph(settings.graph, machine)
     actors, reasons["actors"] = _pick_actors(settings, rules, machine, num_envs)
     of_actors: dict[str, Any] = {
@@ -311,7 +311,7 @@ def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.devic
 
 def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:
     if settings.curriculum_file is not None:
-        if is_cpu_env(rules.game):
+        if rules.game.ON_CPU:
             raise UserError(
                 f"curriculum_file is given, but options of {settings.env} cannot change while it is played."
             )
@@ -336,7 +336,7 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
 def _pick_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> tuple[int, str]:
     """Processes that play. Where a step costs less than handing it over, there are none."""
     wanted = settings.actors
-    if not is_cpu_env(rules.game):
+    if not rules.game.ON_CPU:
         if wanted:
             raise UserError(f"actors is {wanted}, but {settings.env} is played on the device; leave it away.")
         return 0, "the game is played on the device"

@@ -23,7 +23,6 @@ from redline.core.errors import UserError
 from redline.core.records import Runtime, assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch
-from redline.envs.gym_envs import is_cpu_env
 from redline.run.config import Plan, Settings, digest, resolve
 from redline.run.progress import quantity
 from redline.run.run_folder import write_json
@@ -141,7 +140,7 @@ def samples_per_second(plan: Plan) -> float:
         def step() -> None:
             with runtime.autocast():
                 values = net(*_seen(rules, envs.game))
-            if not is_cpu_env(rules.game):  # the host's environments take as long whichever device learns
+            if not rules.game.ON_CPU:  # the host's environments take as long whichever device learns
                 assign(envs, batch.step(rules, envs, values.argmax(1))[0])
 
         return step
@@ -163,7 +162,7 @@ def samples_per_second(plan: Plan) -> float:
 def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
     """Observations and legal actions; where the host stacks frames, as many zeros."""
     spec = rules.game.spec(rules.config)
-    if is_cpu_env(rules.game):
+    if rules.game.ON_CPU:
         return torch.zeros(len(state[0]), *spec.obs_shape, dtype=spec.obs_dtype, device=state[0].device), None
     return rules.game.observe(rules.config, state), batch.legal(rules, state)
 

@@ -21,11 +21,11 @@ from redline.collect.actor_supervisor import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import assign, map_record
+from redline.core.records import Ending, assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import WORTH_A_PROCESS, GymEnvs, GymState, is_cpu_env, stacked
+from redline.envs.gym_envs import WORTH_A_PROCESS, GymEnvs, GymState, stacked
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
@@ -36,7 +36,7 @@ _LOOK_EVERY = 32  # steps between looks at what has ended: the only host synchro
 _LOOK_EVERY_LONG = 256  # with a budget of steps
 _COMPILE_AFTER = 256  # steps of a slot: shorter games are over before compiling would have paid
 
-_TRUNCATED, _TERMINATED = 1, 2  # how a game ended
+_TERMINATED, _TRUNCATED = Ending.TERMINATED.value, Ending.TRUNCATED.value
 # Observations (N, …) and legal actions (N, A), None where all always are -> actions (N,) int64.
 Policy = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -182,7 +182,7 @@ def evaluate(
         raise UserError(f"max_steps is {max_steps}; expected 0 (play every game to its end) or a number of steps.")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
-    if is_cpu_env(rules.game):
+    if rules.game.ON_CPU:
         return _evaluate_host(rules, policy, episodes, seed, progress, max_steps, slot_steps, notify)
     slots = min(episodes, _MAX_SLOTS)
     slot = torch.arange(slots, device=device)

@@ -18,7 +18,7 @@ from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
-from redline.envs.gym_envs import GymEnvs, is_cpu_env
+from redline.envs.gym_envs import GymEnvs
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
 
@@ -42,7 +42,7 @@ class Session:
             rules = live_rules(first, plan.curriculum.live, plan.device)
         keys = batch.env_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
         envs = batch.reset(rules, keys)
-        self.host = is_cpu_env(rules.game)
+        self.host = rules.game.ON_CPU
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
         self.learner = plan.algo.Learner(rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate)
         self.collector: DeviceCollector | SyncCollector | ActorCollector

@@ -31,7 +31,7 @@ from redline.collect.sync_collector import SyncCollector
 from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.envs import Rules, load_game, make_rules
-from redline.envs.gym_envs import GymEnvs, is_cpu_env
+from redline.envs.gym_envs import GymEnvs
 from redline.run.config import Plan, Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
@@ -44,7 +44,7 @@ _LANES, _RING_ROWS, _TRANSPORTERS = 8, 256, 2  # of what carries transitions
 
 def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Frames a second: what the environments could play, and what they play in training."""
-    env = wanted.env if is_cpu_env(load_game(wanted.env)) else _FAST
+    env = wanted.env if load_game(wanted.env).ON_CPU else _FAST
     algo = "ppo" if wanted.algo == "dqn" else wanted.algo  # SB3's is beside it
     games, seconds, actors = wanted.games, wanted.seconds, wanted.actors
     settings = Settings(

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
-from redline.envs.gym_envs import is_cpu_env
 from redline.games import draw_cells
 from redline.tools import draw
 from redline.tools.gif import write_gif
@@ -59,7 +58,7 @@ class Frame(NamedTuple):
 @torch.no_grad()
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     """The games of environment 0 of `seed`, one after another without end: for each the first board, then one a step."""
-    if is_cpu_env(rules.game):
+    if rules.game.ON_CPU:
         raise UserError("watch shows Redline's own games, not environments of Gymnasium; redline eval plays those.")
     envs = batch.reset(rules, batch.env_keys(seed, torch.arange(1)))
     while True:
