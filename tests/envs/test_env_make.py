@@ -104,7 +104,7 @@ def test_a_device_that_is_not_there_is_named(device: str, message: str) -> None:
 
 def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match="device is 'cuda', but torch .* sees no such GPU here; use device='cpu'"):
+    with pytest.raises(UserError, match=r"device is 'cuda', but torch .* sees no such GPU here; use device='cpu'"):
         make("snake", device="cuda")
 
 
