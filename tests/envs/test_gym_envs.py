@@ -164,7 +164,7 @@ def test_names_tell_which_is_which() -> None:
     assert make_rules("gym:toys:ToyCount-v0").game.spec(GymConfig()).num_actions == 2
     with pytest.raises(UserError, match="no option 'skip'"):
         make_rules("gym:CartPole-v1", {"skip": 3})
-    with pytest.raises(UserError, match="gym:CartPole-v1 is no tensor game"):
+    with pytest.raises(UserError, match="gym:CartPole-v1 is a CPU environment, not a tensor game"):
         make("gym:CartPole-v1")
     with pytest.raises(UserError, match="gym:ID takes one of Gymnasium's"):
         load_game("CartPole-v1")
