@@ -107,7 +107,7 @@ def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num
     played = session.collector.episode_stats.read()
     assert played["episodes"] == 20 * num_envs
     assert played["length"] == 5
-    measures = session.collector.measures()
+    measures = session.collector.metrics()
     assert measures["drops"] == 0
     assert {f"queue_{actor}" for actor in range(1, len(session.collector.statuses) + 1)} <= set(measures)
     assert not collecting.said
@@ -116,7 +116,7 @@ def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num
 @BOTH
 def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> None:
     session = collecting(algo="ppo", inference=inference, num_envs=3, actors=2, rollout_steps=16, batch_size=48)
-    session._start()
+    session.collector.start(session.progress)
     collector, seen, absorb = session.collector, [], session.collector._absorb
 
     def look() -> None:
@@ -156,7 +156,7 @@ def test_every_algorithm_learns(collecting: StartedSessions, algo: str, inferenc
     assert best > 6.8
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    assert collector.measures()["policy_lag"] <= collector.capacity + collector.rows
+    assert collector.metrics()["policy_lag"] <= collector.capacity + collector.rows
 
 
 @BOTH
@@ -203,7 +203,7 @@ def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> 
     session = collecting(algo="pqn", inference="actors")
     session.plan = dataclasses.replace(session.plan, settings=dataclasses.replace(session.plan.settings, steps=None))
     session.progress = 0.75
-    session._start()
+    session.collector.start(session.progress)
     assert isinstance(session.collector, ActorCollector)
     assert session.collector.control[1] == 0.75
 
@@ -268,7 +268,7 @@ def test_a_failing_actor_is_named_and_replaced(
     actions = text.split("last actions: ")[1].split(".")[0].split(", ")
     assert 5 <= len(actions) <= 32
     assert set(actions) <= {"0", "1"}
-    assert session.collector.measures()["restarts"] == 1
+    assert session.collector.metrics()["restarts"] == 1
 
 
 def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> None:
@@ -338,7 +338,7 @@ def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
     assert collector.rings[0].available() == collector.capacity
     session.iterate(300)
     check_memory(session)
-    assert collector.measures()["drops"] == 0
+    assert collector.metrics()["drops"] == 0
 
 
 def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
@@ -348,16 +348,16 @@ def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
         time.sleep(0.5)
     session.iterate(40)
     check_memory(session, 1000)
-    assert session.collector.measures()["drops"] > 0
+    assert session.collector.metrics()["drops"] > 0
 
 
 def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLOW", "0.005")
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(20)
-    session.collector.measures()
+    session.collector.metrics()
     session.iterate(20)
-    assert session.collector.measures()["learner_wait"] > 0.8
+    assert session.collector.metrics()["learner_wait"] > 0.8
 
 
 def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:

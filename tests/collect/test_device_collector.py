@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.collect.device_collector import DeviceCollector, EpisodeStats
+from redline.collect.device_collector import DeviceCollector
+from redline.collect.episode_stats import DeviceEpisodeStats
 from redline.core import random
 from redline.core.records import Episode, Step, Transition, leaves, map_record
 from redline.envs import batch, make_rules
@@ -90,7 +91,7 @@ def step_of(length: int, score: int, reward: float, ending: str = "", won: bool 
 
 
 def test_tally_by_hand() -> None:
-    episode_stats = EpisodeStats.zero(LANES, CPU)
+    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
     episode_stats.add(step_of(10, 3, 1.5, "terminated"))
     episode_stats.add(step_of(11, 900, 44.0))  # nothing ended: nothing counts
     episode_stats.add(step_of(20, 7, 2.5, "truncated"))
@@ -108,7 +109,7 @@ def test_tally_by_hand() -> None:
 
 
 def test_reading_starts_the_tally_again() -> None:
-    episode_stats = EpisodeStats.zero(LANES, CPU)
+    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
     tensors = [x.data_ptr() for x in episode_stats]
     episode_stats.add(step_of(10, 30, 1.0, "terminated"))
     assert episode_stats.read()["score_max"] == 30
@@ -132,7 +133,7 @@ def test_tally_against_a_plain_count(rules: Rules) -> None:
 
 
 def test_large_sums_keep_their_digits() -> None:
-    episode_stats = EpisodeStats.zero(LANES, CPU)
+    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
     for _ in range(1000):
         episode_stats.add(step_of(2_000_003, 3_000_001, 0.5, "terminated"))
     found = episode_stats.read()  # sums beyond int32

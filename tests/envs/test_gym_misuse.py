@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import Autoreset
 
 from redline import cli
-from redline.collect.sync_collector import CPUEpisodeStats
+from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.envs import gym_make, make_rules
 from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame

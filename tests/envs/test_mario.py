@@ -19,7 +19,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from redline import cli
-from redline.collect.sync_collector import CPUEpisodeStats
+from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.envs import CPU_ENVS, frames, load_game, make, make_rules

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
@@ -25,31 +25,20 @@ import torch
 from numpy.typing import DTypeLike
 
 from redline.collect.actor_policy import ActorPolicy, flat_weights
-from redline.collect.actor_supervisor import ActorSupervisor
+from redline.collect.actor_supervisor import ActorSupervisor, CannotStart
+from redline.collect.collector import Collector, CollectorOptions, Prepare
 from redline.collect.inference_server import InferenceServer, Request
 from redline.collect.row_format import ENDS, TOLD, plain_spec, row_fields
-from redline.collect.shared_memory import CELL, Backoff, Memory, SharedLayout, Status, Weights
+from redline.collect.shared_memory import CELL, Array, Backoff, Memory, SharedLayout, Status, Weights
 from redline.collect.shared_ring import SharedRing, SharedRingSpec
-from redline.collect.sync_collector import Array, CPUCollector, Prepare
+from redline.collect.sync_collector import CPUCollector
+from redline.engine import hardware
 from redline.envs.batch import Rules
 
 _MOVED = 1_000  # transitions moved at once, where a rollout is waited for anyway
 _LONG_WAIT_NS = 10_000_000_000
+_PUBLISH_EVERY = 8  # updates between two publications of weights, of a learner that learns after every row
 _AHEAD = 64  # rows an actor may be ahead of a learner that learns after every row
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to collect."""
-
-    env: str  # its name
-    actors: int  # processes
-    central: bool  # the policy is asked here, for all actors at once; else in each of them
-    publish: int = 1  # updates between two publications of weights
-    drop_oldest: bool = False  # what was not read in time is overwritten; else actors wait
-    check: bool = False  # checksums on all rows and weights
-    seed: int = 0
-    practice: tuple[float, int] = (0.0, 0)  # share of episodes begun before the last loss; steps before it
 
 
 class ActorCollector(CPUCollector):
@@ -63,12 +52,18 @@ class ActorCollector(CPUCollector):
         config: Any,
         num_envs: int,
         device: torch.device,
-        options: Options,
+        options: CollectorOptions,
         prepare: Prepare,
         notify: Callable[[str], None],
+        fallback: Callable[[], Collector],
+        check: bool = False,
     ) -> None:
+        """`fallback` makes the collector that takes over if actors cannot start; `check` adds checksums to rows and weights."""
         super().__init__(rules, learner, num_envs, device)
         self.algo, self.config, self.options, self.notify = algo, config, options, notify
+        self.fallback, self.check = fallback, check
+        self.publish_every = options.publish or (1 if learner.rollout_steps > 1 else _PUBLISH_EVERY)
+        self.cores: hardware.SharedCores | None = None  # divided between actors and learner, on a CPU
         self.device, self.number = device, 0
         self.version, self.updates = 0, 0  # of the weights published, and updates since
         self.outputs = tuple(torch.zeros(num_envs, device=device) for _ in algo.POLICY_OUTPUTS)
@@ -99,12 +94,12 @@ class ActorCollector(CPUCollector):
             end += Status.layout(statuses[-1][1]).bytes
             for _, count in own:
                 fields = SharedLayout(row_fields(spec, count, self.algo.POLICY_OUTPUTS))
-                plan = SharedRingSpec(fields, self.capacity, options.drop_oldest, options.check, "final_obs", ENDS)
+                plan = SharedRingSpec(fields, self.capacity, options.drop_oldest, self.check, "final_obs", ENDS)
                 rings.append((end, plan))
                 end += plan.layout.bytes
         self.memory = Memory.create(end)
         self.control = self.memory.array(offsets["control"], (2,), np.float64)  # stop; share of training done
-        self.weights = Weights(self.memory, offsets["weights"], size, check=options.check)
+        self.weights = Weights(self.memory, offsets["weights"], size, check=self.check)
         self.statuses = [Status(self.memory, *place) for place in statuses]
         self.rings = [SharedRing(self.memory, offset, plan) for offset, plan in rings]
         self.slices = [slice(first, first + count) for own in self.groups for first, count in own]
@@ -117,14 +112,14 @@ class ActorCollector(CPUCollector):
             "env": options.env,
             "options": asdict(self.rules.config),
             "time_limit": self.rules.time_limit,
-            "practice": self.options.practice,
+            "practice": (options.backplay, options.backplay_steps),
             "spec": plain_spec(spec),
             "inference": "central" if options.central else "actors",
             "algo": self.algo.__name__.rpartition(".")[2],
             "algo_options": asdict(self.config),
             "num_envs": num_envs,
             "seed": options.seed,
-            "check": options.check,
+            "check": self.check,
         }
         places = iter(rings)
         self.jobs: list[dict[str, Any]] = []
@@ -154,13 +149,22 @@ class ActorCollector(CPUCollector):
         self.arrived = torch.cuda.Event() if pinned else None
         self.count, self.taken = 0, 0  # rows staged, and those of them that went to the learner; the last one stays
 
-    def start(self, progress: float, cores: Sequence[list[int]] = ()) -> None:
-        """Begin to play, with the weights that the learner has now and that share of training done.
-
-        `cores` are those that each actor may run on.
-        """
+    def start(self, progress: float) -> Collector:
         if self.supervisor is not None:
-            return
+            return self
+        if self.device.type == "cpu":
+            self.cores = hardware.SharedCores(self.options.actors)
+        try:
+            self._start(progress)
+        except CannotStart as error:
+            self.notify(f"Playing in this process: actors cannot start ({error}).")
+            self.close()
+            collector = self.fallback()
+            collector.restart_episodes(self.options.seed, self.number)
+            return collector.start(progress)
+        return self
+
+    def _start(self, progress: float) -> None:
         options, config = self.options, self.rules.config
         self.control[1] = progress
         acted, key = int(self.learner.acted), int(self.learner.key)
@@ -177,7 +181,7 @@ class ActorCollector(CPUCollector):
             self.server.start()
         more = {"acted": acted, "key": key, "number": self.number}
         shares = options.actors >= (os.cpu_count() or 1)  # the cores, with the learner
-        allowed = cores or [[]] * options.actors  # none: the system decides
+        allowed = self.cores.others if self.cores else [[]] * options.actors  # none: the system decides
         rings = iter(self.rings)
         own_rings = [[next(rings) for _ in own] for own in self.groups]
         guard = self.server.lock if self.server else nullcontext()
@@ -193,23 +197,24 @@ class ActorCollector(CPUCollector):
         )
         self.begun = time.monotonic()
 
-    @property
-    def started(self) -> bool:
-        return self.supervisor is not None
-
-    def begin_again(self, seed: int, number: int) -> None:
-        """Episodes that were not played before, once it starts."""
-        del seed  # the same
+    def restart_episodes(self, seed: int, number: int) -> None:
+        del seed  # that of the options
+        if self.supervisor is not None:
+            raise RuntimeError("restart_episodes was called after start; actors cannot be restarted.")
         self.number = number
 
     def close(self) -> None:
-        """Actors end; twice is fine."""
         self.control[0] = 1.0
-        if self.supervisor is not None:
-            self.supervisor.close()
-        if self.server is not None:
-            self.server.close()
-        self.memory.close()
+        try:
+            if self.supervisor is not None:
+                self.supervisor.close()
+            if self.server is not None:
+                self.server.close()
+            self.memory.close()
+        finally:
+            if self.cores is not None:
+                self.cores.give_back()
+                self.cores = None
 
     # -------------------------------------------------------------------------------------------------------- rows
 
@@ -232,7 +237,7 @@ class ActorCollector(CPUCollector):
     @torch.no_grad()
     def absorb(self) -> None:
         """Remember a row that was played elsewhere."""
-        self.learner.remember(self.see(), None, self.action, self.outputs)
+        self.learner.remember(self.observe(), None, self.action, self.outputs)
         self.ingest()
 
     def _stage(self) -> None:
@@ -305,7 +310,7 @@ class ActorCollector(CPUCollector):
         """After an update: actors get new weights, every `publish` times."""
         self.updates += 1
         self.control[1] = progress
-        if self.updates >= self.options.publish:
+        if self.updates >= self.publish_every:
             self._publish()
 
     def _publish(self) -> None:
@@ -319,7 +324,7 @@ class ActorCollector(CPUCollector):
 
     # ---------------------------------------------------------------------------------------------------- measures
 
-    def measures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """How collecting went since this was last asked."""
         now = time.monotonic()
         seconds, rows = max(now - self.begun, 1e-9), max(self.rows_read - self.rows_before, 1)

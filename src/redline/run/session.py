@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from redline.collect.actor_collector import ActorCollector, Options
-from redline.collect.actor_supervisor import CannotStart
-from redline.collect.device_collector import SNAPSHOTS, DeviceCollector
-from redline.collect.sync_collector import CPUCollector, SyncCollector
+from redline.collect.collector import CollectorOptions
+from redline.collect.factory import make_collector
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
-from redline.envs.gym_envs import GymEnvs
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
-
-_PUBLISH = 8  # gradient steps between two publications of weights, of a learner that learns after every row
 
 
 class Session:
@@ -30,7 +24,6 @@ class Session:
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
-        self.cores: hardware.SharedCores | None = None  # where actors have some of their own
         _check_memory(plan)
         if plan.device.type == "cuda":  # streams and events are those of the current device
             torch.cuda.set_device(plan.device)
@@ -42,14 +35,21 @@ class Session:
             rules = live_rules(first, plan.curriculum.live, plan.device)
         keys = batch.env_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
         envs = batch.reset(rules, keys)
-        self.host = rules.game.ON_CPU
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
         self.learner = plan.algo.Learner(rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate)
-        self.collector: DeviceCollector | SyncCollector | ActorCollector
-        if self.host:
-            self.collector = self._actors() if plan.actors else self._in_step()
-        else:
-            self.collector = DeviceCollector(rules, self.learner, envs, *self._practice)
+        options = CollectorOptions(
+            env=plan.settings.env,
+            seed=seed,
+            actors=plan.actors,
+            central=plan.inference == "central",
+            publish=plan.settings.publish,
+            drop_oldest=plan.settings.drop_oldest,
+            backplay=plan.backplay,
+            backplay_steps=plan.settings.backplay_steps,
+        )
+        self.collector = make_collector(
+            options, rules, envs, self.learner, plan.algo, plan.algo_config, plan.device, self._fast, notify
+        )
         self._build()
         # Host counters: how often each was launched. The device has its own; they never have to be compared.
         self.iterations = 0
@@ -59,8 +59,8 @@ class Session:
 
     def _build(self) -> None:
         """Compile and capture, at the first calls."""
-        if self.host:  # stepped outside of what is compiled and captured
-            self._collect: Callable[[], None] = self.collector.step
+        if not self.collector.on_device:  # stepped outside of what is compiled and captured
+            self._collect: Callable[[], None] = lambda: self.collector.step()  # `start` may replace the collector
             self._collect_only: Callable[[], None] = self._play
             self._update = fast.Graph(self.learner.update, self.plan.graph, self.notify)
             self._collect_and_learn: Callable[[], None] = self._play_and_learn
@@ -69,51 +69,6 @@ class Session:
         self._collect = self.compiler(self.collector.step)
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
         self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
-
-    @property
-    def _practice(self) -> tuple[float, int]:
-        return self.plan.backplay, self.plan.settings.backplay_steps
-
-    def _in_step(self) -> SyncCollector:
-        rules = self.plan.rules
-        envs = GymEnvs(rules.game, rules.config, self.plan.num_envs, rules.time_limit, *self._practice)
-        envs.reset(self.plan.settings.seed)
-        return SyncCollector(rules, self.learner, envs, self.plan.device, self._fast)
-
-    def _actors(self) -> ActorCollector:
-        plan, settings = self.plan, self.plan.settings
-        publish = settings.publish or (1 if self.learner.rollout_steps > 1 else _PUBLISH)
-        central = plan.inference == "central"
-        check = os.environ.get("REDLINE_CHECK", "0") not in ("", "0")
-        options = Options(
-            settings.env, plan.actors, central, publish, settings.drop_oldest, check, settings.seed, self._practice
-        )
-        return ActorCollector(
-            plan.rules,
-            self.learner,
-            plan.algo,
-            plan.algo_config,
-            plan.num_envs,
-            plan.device,
-            options,
-            self._fast,
-            self.notify,
-        )
-
-    def _start(self) -> None:
-        """Actors begin to play with the weights there are now; where they cannot, all is played in this process."""
-        assert isinstance(self.collector, ActorCollector)
-        if self.plan.device.type == "cpu":
-            self.cores = hardware.SharedCores(self.plan.actors)
-        try:
-            self.collector.start(self.progress, self.cores.others if self.cores else ())
-        except CannotStart as error:
-            self.notify(f"Playing in this process: actors cannot start ({error}).")
-            number = self.collector.number
-            self.stop_playing()
-            self.collector = self._in_step()
-            self.collector.begin_again(self.plan.settings.seed, number)
-            self._build()
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
@@ -142,8 +97,7 @@ class Session:
 
     def iterate(self, count: int) -> None:
         """Play `count` times `rollout_steps` steps in every environment, and learn after each once enough has been played."""
-        if isinstance(self.collector, ActorCollector) and not self.collector.started:
-            self._start()
+        self.collector = self.collector.start(self.progress)
         for _ in range(count):
             if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
                 self.progress = max(self.progress, min(self.env_steps / self.plan.settings.steps, 1.0))
@@ -191,7 +145,7 @@ class Session:
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Means of the learner's metrics over the last `updates`, which start again."""
         found: dict[str, float] = self.learner.read_metrics(updates) if updates else {}
-        return found | self.collector.measures()
+        return found | self.collector.metrics()
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
@@ -217,13 +171,8 @@ class Session:
             self.learner.close()
 
     def stop_playing(self) -> None:
-        """CPU environments are closed, and the cores of actors are this process's again."""
-        try:
-            self.collector.close()
-        finally:
-            if self.cores is not None:
-                self.cores.give_back()
-                self.cores = None
+        """Close the environments; the cores of actors are this process's again."""
+        self.collector.close()
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
@@ -234,17 +183,18 @@ class Session:
         own = self.tensors()
         for group, tensors in own.items():
             if group in groups:
-                saved = self.learner.adapt(groups[group]) if group == "replay" else groups[group]
-                if group == "envs":  # practice may have begun, or ended, since
-                    kept = {k: v for k, v in tensors.items() if k.startswith(SNAPSHOTS)}
-                    saved = kept | {k: v for k, v in saved.items() if k in kept or not k.startswith(SNAPSHOTS)}
+                saved = groups[group]
+                if group == "replay":
+                    saved = self.learner.adapt(saved)
+                elif group == "envs":
+                    saved = self.collector.adapt(saved)
                 copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
         forgotten = "replay" in own and "replay" not in groups
         forgotten = not self.learner.loaded() or forgotten
         self.remembered = 0 if forgotten else counters["remembered"]
-        if isinstance(self.collector, CPUCollector):
-            self.collector.begin_again(self.plan.settings.seed, self.iterations)
+        if not self.collector.restores_episodes:
+            self.collector.restart_episodes(self.plan.settings.seed, self.iterations)
             if not self.learner.interrupted():
                 self.remembered = 0
                 self.notify("What this run remembered is lost: only a memory on the device outlives new episodes.")

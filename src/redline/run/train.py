@@ -225,7 +225,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
 
 def _resume_level(session: Session, whole: bool) -> str:
     """How much of a run its checkpoint brings back: all of it, all but the CPU environments, or the learner."""
-    return "L1" if not whole else "L2" if session.host else "L3"
+    return "L1" if not whole else "L3" if session.collector.restores_episodes else "L2"
 
 
 def _agent(plan: Plan, session: Session) -> Policy:

@@ -235,7 +235,6 @@ def gymnasiums(settings: Settings, seconds: float) -> dict[str, float]:
     try:
         envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
         session.collector = SyncCollector(plan.rules, session.learner, envs, plan.device, session._fast)
-        session._build()
         return _measured(session, seconds)
     finally:
         session.close()

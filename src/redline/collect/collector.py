@@ -1,0 +1,94 @@
+"""The contract between the training loop and everything that plays: `Collector`, its options and its episode statistics.
+
+A collector plays N environments with the learner's behaviour policy and hands the learner one transition of all of them a step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from redline.envs.batch import Rules
+
+Prepare = Callable[[Callable[[], None]], Callable[[], None]]
+"""Makes a function over static buffers fast: compiles it, captures it as a CUDA graph, or returns it unchanged."""
+
+
+@dataclass(frozen=True)
+class CollectorOptions:
+    """How to collect. Tensor games read `backplay` and `backplay_steps` only."""
+
+    env: str  # name of the environment, for actor processes to make their own
+    seed: int = 0
+    actors: int = 0  # actor processes; 0: play in this process
+    central: bool = False  # choose actions in this process for all actors; else each actor has a copy of the policy
+    publish: int = 0  # updates between two publications of weights to actors; 0: chosen by the kind of learner
+    drop_oldest: bool = False  # overwrite rows that were not read in time; else actors wait for room
+    backplay: float = 0.0  # fraction of episodes that start shortly before the last loss
+    backplay_steps: int = 32  # steps before that loss, roughly
+
+
+class EpisodeStats(Protocol):
+    """Statistics of the episodes that ended since they were last read."""
+
+    def read(self) -> dict[str, float]:
+        """Return `episodes` and, if there were any, the means `score`, `length`, `reward` (episode return), `win_rate` and
+        `truncated` (fraction), and `score_max`; then start over."""
+        ...
+
+
+class Collector(ABC):
+    """Plays N environments and feeds a learner. The loop calls
+
+    `start(progress)` before it iterates, `step()` for every transition, `on_update(progress)` after every update, `metrics()`
+    and `episode_stats.read()` at log points, `tensors()` for checkpoints, and `close()` at the end. After a resume it calls
+    `restart_episodes` before `start`, unless `restores_episodes`.
+    """
+
+    on_device: ClassVar[bool] = False  # `step` only launches work on the device: it may be compiled and captured
+    restores_episodes: ClassVar[bool] = (
+        False  # `tensors` holds the episodes in progress, so that a resumed run continues them
+    )
+
+    rules: Rules  # rules the environments follow; a curriculum replaces them between iterations
+    learner: Any
+    episode_stats: EpisodeStats
+
+    def start(self, progress: float) -> Collector:
+        """Start playing with the learner's current weights, `progress` (0 to 1) into training; later calls do nothing.
+
+        Return the collector to use from now on: this one, or a replacement for one that cannot play on this machine.
+        """
+        del progress
+        return self
+
+    @abstractmethod
+    def step(self) -> None:
+        """Hand the learner the next transition: one step of all N environments."""
+
+    def on_update(self, progress: float) -> None:  # noqa: B027
+        """Take note of an update of the learner, `progress` (0 to 1) into training."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return measurements of collection since the last call, by name; most collectors have none."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state to save, (N, …) tensors by name, as the buffers themselves: a checkpoint is copied into them."""
+        return {}
+
+    def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a checkpoint's tensors with exactly the names of `tensors`, for options that a resumed run may change."""
+        return saved
+
+    @abstractmethod
+    def restart_episodes(self, seed: int, number: int) -> None:
+        """Abandon all episodes and begin others. Calls with another `number` begin episodes that were not played before."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release environments, processes and cores. A second call does nothing."""

@@ -1,0 +1,52 @@
+"""Choose the collector for an environment: on the device, in this process, or with actor processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from redline.collect.actor_collector import ActorCollector
+from redline.collect.collector import Collector, CollectorOptions, Prepare
+from redline.collect.device_collector import DeviceCollector
+from redline.collect.sync_collector import SyncCollector
+from redline.envs.batch import EnvState, Rules
+from redline.envs.gym_envs import GymEnvs
+
+
+def make_collector(
+    options: CollectorOptions,
+    rules: Rules,
+    envs: EnvState,
+    learner: Any,
+    algo: ModuleType,
+    algo_config: Any,
+    device: torch.device,
+    prepare: Prepare,
+    notify: Callable[[str], None],
+) -> Collector:
+    """Return the collector that plays `rules` for `learner`, a Learner of `algo` with the options `algo_config`.
+
+    Tensor games continue from `envs`. CPU environments use no more of them than their number; `prepare` speeds up the functions
+    around their steps. Actors that cannot start are replaced by environments in this process, see `Collector.start`.
+    """
+    if not rules.game.ON_CPU:
+        return DeviceCollector(rules, learner, envs, options.backplay, options.backplay_steps)
+    num_envs = len(envs.key)
+
+    def in_this_process() -> SyncCollector:
+        gym_envs = GymEnvs(
+            rules.game, rules.config, num_envs, rules.time_limit, options.backplay, options.backplay_steps
+        )
+        gym_envs.reset(options.seed)
+        return SyncCollector(rules, learner, gym_envs, device, prepare)
+
+    if not options.actors:
+        return in_this_process()
+    check = os.environ.get("REDLINE_CHECK", "0") not in ("", "0")
+    return ActorCollector(
+        rules, learner, algo, algo_config, num_envs, device, options, prepare, notify, in_this_process, check
+    )
