@@ -384,7 +384,7 @@ def _list(argument: str, options: dict[str, Any], as_json: bool) -> int:
         print(f"  {host.SPELLING:<10} {_first_sentence(sys.modules[host.__module__])}")
     print("Algorithms")
     for name in found["algorithms"]:
-        print(f"  {name:<10} {_first_sentence(algos.load(name))}")
+        print(f"  {name:<10} {_first_sentence(algos.load(name).module)}")
     print("Replay")
     for name, what in REPLAY.items():
         print(f"  {name:<10} {what}")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline import algos
 from redline.algos import dqn, networks
 from redline.algos.dqn import Config, Learner
 from redline.collect.device_collector import DeviceCollector
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Batch, Events, Hardware, Runtime, Spec
+from redline.core.records import Batch, Events, Spec
+from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
 from redline.replay import ring as ring_module
@@ -481,25 +481,6 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
 
 def test_possible_settings_are_taken() -> None:
     Config(gamma=0.0, tau=1.0, epsilon_start=0.0, epsilon_high=1.0, n_step=1, updates=1, hidden=(1,), learning_starts=0)
-
-
-def test_what_a_continued_run_must_keep_is_there() -> None:
-    fields = {field.name for field in dataclasses.fields(Config)}
-    assert set(dqn.RESUME_FIXED) <= fields
-    for device in ("cpu", "cuda:1"):
-        suggested = dqn.suggest(Hardware(device, "x", 2, 4.0, False, ""))
-        assert set(suggested) - fields == {"num_envs"}
-        Config(**{name: value for name, (value, _) in suggested.items() if name != "num_envs"})
-
-
-def test_algorithms_are_found_by_name() -> None:
-    assert "dqn" in algos.names()
-    assert not {"nets", "optim"} & set(algos.names())
-    assert algos.load("dqn") is dqn
-    with pytest.raises(UserError, match=r"There is no algorithm 'dqm'; did you mean 'dqn'\? Algorithms: .*dqn"):
-        algos.load("dqm")
-    with pytest.raises(UserError, match=r"There is no algorithm 'xyzzy'\. Algorithms: "):
-        algos.load("xyzzy")
 
 
 # ---- Small games whose values are known

@@ -16,7 +16,8 @@ from redline.algos import dqn
 from redline.algos.dqn import Config, Learner
 from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
-from redline.core.records import Batch, Runtime, Spec
+from redline.core.records import Batch, Spec
+from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
 from redline.replay.priority import UNIT, Priorities

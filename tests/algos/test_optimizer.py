@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from redline.algos import optimizer as optimizer_module
 from redline.algos.optimizer import Optimizer, flatten
-from redline.core.records import Runtime
+from redline.engine.runtime import Runtime
 
 CPU = Runtime(torch.device("cpu"))
 HALF = Runtime(torch.device("cpu"), amp_dtype=torch.float16)

@@ -23,13 +23,13 @@ from probes import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline import algos
 from redline.algos import networks, ppo
 from redline.algos.ppo import Config, Learner
 from redline.collect.device_collector import DeviceCollector
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Hardware, Runtime, Spec
+from redline.core.records import Spec
+from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
 from redline.run.config import Settings, resolve
@@ -576,27 +576,17 @@ def test_an_accumulation_that_does_not_divide_the_rollout_is_an_error() -> None:
         learner_of(TINY, probe(paid_by_place), accumulate=3)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-@pytest.mark.parametrize("num_envs", [None, 1, 3, 4096])
+@pytest.mark.parametrize("num_envs", [1, 3, 512, 4096])
 @pytest.mark.parametrize("rollout_steps", [32, 2, 7])
-def test_suggestions_fit_each_other(device: str, num_envs: int | None, rollout_steps: int) -> None:
-    suggested = ppo.suggest(Hardware(device, "x", 2, 4.0, False, ""))
-    values = {name: value for name, (value, _) in suggested.items()}
-    games = num_envs or values.pop("num_envs")
-    values.pop("num_envs", None)
-    config, why = ppo.fill_defaults(Config(**values | {"rollout_steps": rollout_steps}), games)
-    assert games * rollout_steps % config.batch_size == 0
-    assert config.batch_size == games * rollout_steps // 8 or games * rollout_steps % 8
+def test_the_batch_size_follows_from_the_rollout(num_envs: int, rollout_steps: int) -> None:
+    config, why = ppo.fill_defaults(Config(rollout_steps=rollout_steps), num_envs, ())
+    size = num_envs * rollout_steps
+    assert size % config.batch_size == 0
+    assert config.batch_size == size // 8 or size % 8
     assert why
-    assert set(ppo.RESUME_FIXED) <= {field.name for field in dataclasses.fields(Config)}
-    asked = dataclasses.replace(config, batch_size=5)
-    assert ppo.fill_defaults(asked, games) == (asked, {})
-
-
-def test_it_is_found_by_name() -> None:
-    assert {"dqn", "ppo"} <= set(algos.names())
-    assert not {"networks", "optimizer", "metrics"} & set(algos.names())
-    assert algos.load("ppo") is ppo
+    odd = dataclasses.replace(config, batch_size=5)
+    assert ppo.fill_defaults(odd, num_envs, {"batch_size"}) == (odd, {})  # requested: kept, though it does not divide
+    assert ppo.fill_defaults(odd, num_envs, ())[0].batch_size == (5 if size % 5 == 0 else config.batch_size)
 
 
 # ---- Switches
@@ -664,7 +654,7 @@ def test_settings_that_afterstates_have_no_use_for_are_refused() -> None:
     for options, sentence in (({"separate": True}, "separate is on"), ({"net": "cnn"}, "net is cnn")):
         with pytest.raises(UserError, match=sentence):
             learner_of(dataclasses.replace(TINY, **options), rules)
-    with pytest.raises(UserError, match=r"ppo\.average is 1.0; expected a number from 0 to below 1"):
+    with pytest.raises(UserError, match=r"ppo\.ema_decay is 1.0; expected a number from 0 to below 1"):
         Config(ema_decay=1.0)
 
 
@@ -704,11 +694,11 @@ def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
     learner.update()
     assert learner.player.mean.data_ptr() == learner.net.mean.data_ptr()
     assert not torch.equal(*both())
-    learner.before()
+    learner.before_iteration()
     assert torch.equal(*both())
     assert not any(p.requires_grad for p in learner.player.parameters())
     learner.optimizer.flat.zero_()
-    learner.before()
+    learner.before_iteration()
     assert not both()[0].any()
 
 

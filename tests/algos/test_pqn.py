@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from probes import anywhere, choose_then_earn, end_every_fourth, paid_by_action, probe, seen_at, stand_still
 from torch import Tensor
 
-from redline import algos
 from redline.algos import pqn
 from redline.algos.pqn import Config, Learner, epsilon, q_returns
 from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
-from redline.core.records import Runtime
+from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
 from redline.run.config import Settings, resolve
@@ -301,7 +300,3 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
 def test_a_batch_that_does_not_divide_the_rollout_is_an_error() -> None:
     with pytest.raises(UserError, match=r"pqn\.batch_size is 48"):
         learner_of(dataclasses.replace(TINY, batch_size=48), probe(stand_still))
-
-
-def test_it_is_found_by_name() -> None:
-    assert algos.load("pqn") is pqn

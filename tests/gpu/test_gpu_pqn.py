@@ -68,7 +68,7 @@ def test_what_plays_in_low_precision_is_what_was_learned(algo: str) -> None:
     session = session_of("cuda", "compiled+graph", "bf16", algo)
     session.iterate(ITERATIONS)
     learner = session.learner
-    learner.before()
+    learner.before_iteration()
     with torch.no_grad(), learner.runtime.autocast():
         found, expected = learner.player(learner.obs), learner.net(learner.obs)
     assert torch.equal(found[0], expected[0])

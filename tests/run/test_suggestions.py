@@ -76,7 +76,7 @@ def test_every_suggestion_is_a_setting_with_its_reason(algo: Any, tier: Tier, ki
     assert all(len(why) > 10 for _, why in suggested.values())
     found = values(suggested)
     games = found.pop("num_envs")
-    config, _ = algo.fill_defaults(algo.Config(**found), games)
+    config, _ = algos.load(algo.__name__.rpartition(".")[2]).fill_defaults(algo.Config(**found), games, ())
     if algo is ppo:
         assert games * config.rollout_steps % config.batch_size == 0
     else:

@@ -1,25 +1,50 @@
-"""The algorithms, found by scanning this folder: a module here that defines `Learner` is one, named by its file."""
+"""The algorithms, by name: modules of this folder, entry points of the group `redline.algos`, and modules from outside.
+
+A module is an algorithm if it defines `Config` and `Learner`; `redline.algos.algorithm` lists all members. Importing this
+package and listing names does not import torch.
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from redline.core.errors import UserError, nearest
+from redline.core.registry import Registry, defines
+
+if TYPE_CHECKING:
+    from redline.algos.algorithm import Algorithm
+
+
+def _build(name: str, module: ModuleType) -> Algorithm:
+    from redline.algos.algorithm import from_module
+
+    return from_module(name, module)
+
+
+registry: Registry[Algorithm] = Registry("algorithm", __name__, "redline.algos", defines("Config", "Learner"), _build)
 
 
 def names() -> list[str]:
-    """All algorithms, alphabetically."""
-    here = Path(__path__[0])
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in modules if "\nclass Learner" in (here / f"{name}.py").read_text())
+    """Return the names of all built-in and installed algorithms, sorted, without importing any of them."""
+    return registry.names()
 
 
-def load(name: str) -> ModuleType:
-    """The algorithm called `name`: a module with Config, Learner, suggest, complete, memory_bytes and policy_net."""
-    if name not in names():
-        hint = nearest(name, names()) or "."
-        raise UserError(f"There is no algorithm '{name}'{hint} Algorithms: {', '.join(names())}.")
-    return importlib.import_module(f"{__name__}.{name}")
+def load(name: str) -> Algorithm:
+    """Return the algorithm called `name`: one of `names()`, or a module on the path or in the current folder."""
+    return registry.load(name)
+
+
+def failures() -> dict[str, str]:
+    """Return a sentence for each registered algorithm that cannot be loaded, by name."""
+    return registry.failures()
+
+
+def group_of(name: str) -> str:
+    """Return the options group of the algorithm called `name`: the last part of its name."""
+    return name.rpartition(".")[2]
+
+
+def with_option(option: str) -> list[str]:
+    """Return the names of the registered algorithms whose Config has the field `option`; broken ones are skipped."""
+    broken = failures()
+    return [name for name in names() if name not in broken and option in load(name).options]

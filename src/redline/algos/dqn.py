@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos import layers, networks
+from redline.algos import learner as base
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.exploration import epsilon_ladder
-from redline.algos.learner import ActingLearner, Hooks
 from redline.algos.metrics import read_means
 from redline.algos.optimizer import Optimizer, flatten, linear
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import Batch, EnvKind, Hardware, PolicyInput, Runtime, Spec, Transition
+from redline.core.records import Batch, EnvKind, Hardware, PolicyInput, Spec, Transition
+from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
 from redline.replay.host_ring import HostReplayRing, Pinned
 from redline.replay.memmap import OnDisk
@@ -197,12 +198,6 @@ def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any
     }
 
 
-def fill_defaults(config: Config, num_envs: int) -> tuple[Config, dict[str, str]]:
-    """Nothing here follows from other settings."""
-    del num_envs
-    return config, {}
-
-
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
     """About what the learner will allocate on the device, by the setting that decides it.
 
@@ -215,6 +210,11 @@ def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) ->
         held += int(config.replay_capacity * transition_bytes(config, state_bytes))
     pairs = 0 if config.distribution == "none" else config.atoms * (config.atoms + 4 * spec.num_actions)
     return {"batch_size": config.batch_size * 4 * (inputs + pairs), "replay_capacity": held}
+
+
+def samples_per_step(config: Config, num_envs: int, accumulate: int) -> float:
+    """Return how often the learner trains on each environment step, on average."""
+    return config.updates * config.batch_size * accumulate / num_envs
 
 
 def transition_bytes(config: Config, state_bytes: int) -> float:
@@ -308,11 +308,12 @@ def acting_network(spec: Spec, config: Config) -> networks.ValueNet:
     return networks.build(spec, config, 0, config.gamma, config.dueling, config.kind, sigma)
 
 
-class Learner(ActingLearner, Hooks):
+class Learner(base.Learner):
     """Four verbs: act, ingest, update, state_dict."""
 
     metrics = ("loss", "q_mean")
-    rollout_steps = 1  # steps every environment plays between two calls of update
+    rollout_steps = 1
+    config: Config
 
     def __init__(
         self,
@@ -325,15 +326,13 @@ class Learner(ActingLearner, Hooks):
         accumulate: int = 1,
     ) -> None:
         """`state` (N, …) is an example of the game's State of all environments."""
-        self.spec = spec = rules.game.spec(rules.config)
-        self.config, self.num_envs = config, num_envs
-        self.runtime, self.accumulate = runtime, accumulate
-        device = runtime.device
-        self.key = random.fold(random.seed_key(seed, device), -1)  # environments count from 0: no game has this stream
+        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate)
+        spec, device = self.spec, runtime.device
+        self.samples_per_update = config.batch_size * accumulate
+        self.updates_per_iteration = config.updates
         # Only beta and the learning rate follow the share of training done; epsilon has its own clock.
         self.scheduled = config.prioritized or config.learning_rate_end is not None
         self.rate = torch.tensor(config.learning_rate, device=device)
-        self.progress = torch.zeros((), device=device)  # that share
         if config.munchausen and spec.masked:
             raise UserError(
                 "dqn.munchausen is on; expected a game in which every action is legal: the memory does not know which ones "
@@ -346,7 +345,6 @@ class Learner(ActingLearner, Hooks):
         rate = config.learning_rate if config.learning_rate_end is None else self.rate
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_flat = flatten(self.target)
-        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every environment so far
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # gradient steps so far
         self.sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
@@ -377,11 +375,11 @@ class Learner(ActingLearner, Hooks):
             notify=runtime.notify,
         )
 
-    def before(self) -> None:
+    def before_iteration(self) -> None:
         """Have ready what is learned from."""
         self.memory.before()
 
-    def after(self) -> None:
+    def after_iteration(self) -> None:
         """Take away what was played."""
         self.memory.after()
 
@@ -393,8 +391,8 @@ class Learner(ActingLearner, Hooks):
         """Go on from a memory that was filled from outside; False: it is empty."""
         return self.memory.loaded()
 
-    def interrupted(self) -> bool:
-        """See Hooks."""
+    def interrupt(self) -> bool:
+        """Mark the newest transitions as the last of their episodes."""
         return self.memory.interrupt()
 
     def close(self) -> None:
@@ -417,7 +415,7 @@ class Learner(ActingLearner, Hooks):
         with self.runtime.autocast():
             return select_actions(self.config, self.online, policy_input)
 
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
         """Count a turn of all environments; what it was played from is remembered with what came of it."""
         del obs, legal, action, outputs
         self.acted += 1
@@ -426,23 +424,15 @@ class Learner(ActingLearner, Hooks):
         """Remember one step of all environments."""
         self.memory.write(transition.state, transition.action, transition.step)
 
-    @property
-    def samples_per_update(self) -> int:
-        return self.config.batch_size * self.accumulate
-
-    @property
-    def updates_per_iteration(self) -> int:
-        return self.config.updates
-
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Start with an empty memory."""
         self.memory.clear()
 
-    def ready(self, remembered: int) -> bool:
+    def ready(self, iterations: int) -> bool:
         """Whether to learn after an iteration that finds so many in memory."""
         return (
-            remembered * self.num_envs >= self.config.learning_starts
-            and remembered > self.config.n_step + self.memory.lead
+            iterations * self.num_envs >= self.config.learning_starts
+            and iterations > self.config.n_step + self.memory.lead
         )
 
     def loss(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:

@@ -1,70 +1,172 @@
-"""What learners have in common with each other: how they act, and hooks around an iteration, which most do not need."""
+"""Learner: the abstract class every algorithm implements, with everything the training loop and the collectors read.
+
+Shapes: N environments, A actions, T steps of a rollout. Tensors live on `runtime.device`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from redline.core.records import PolicyInput
+from redline.core import random
+from redline.core.records import PolicyInput, Spec, Transition
+from redline.engine.runtime import Runtime
+from redline.envs.batch import Rules
 
 
-class ActingLearner(ABC):
-    """Plays all environments with the behaviour policy; others may play it too and hand over what it said, see `remember`."""
+class Learner(ABC):
+    """Acts in N environments, ingests their transitions and updates its networks.
 
-    num_envs: int
-    key: Tensor  # () int32: root of its random streams
-    acted: Tensor  # () int64: turns every environment has had
-    progress: Tensor  # () float32: share of training done
+    The loop calls, in every iteration:
+
+        before_iteration()
+        rollout_steps times: act(obs, legal) and ingest(transition), or record_actions(...) and ingest(transition)
+        update(), if ready(iterations)
+        after_iteration()
+
+    `act`, `record_actions`, `ingest` and `update` may be compiled and captured as a CUDA graph: they must not read a
+    tensor on the host (`.item()`, `.cpu()`, `if tensor:`), must write results into tensors allocated in `__init__`, and
+    must keep all shapes fixed.
+    """
+
+    # Class attributes that a subclass may override.
+    metrics: tuple[str, ...] = ()  # names of the values that `read_metrics` averages
+    scheduled: bool = False  # the loop writes the fraction of training done into `progress` before each iteration
+    needs_frame_stack: bool = False  # `ingest` needs the whole frame stack in final states, not the newest frame only
+
+    # Attributes that a subclass sets in `__init__`.
+    rollout_steps: int  # T: steps every environment plays between two calls of `update`
+    samples_per_update: int  # samples in one gradient step
+    updates_per_iteration: int  # gradient steps in one call of `update`
+
+    def __init__(
+        self,
+        rules: Rules,
+        config: Any,
+        state: Any,
+        num_envs: int,
+        seed: int,
+        runtime: Runtime,
+        accumulate: int = 1,
+    ) -> None:
+        """Set the attributes all learners share. The loop constructs every learner with these arguments.
+
+        rules: the game, its options and the time limit; `rules.game.observe(rules.config, state)` gives observations.
+        config: an instance of the algorithm's Config.
+        state: the game's State of all environments, a NamedTuple of (N, …) tensors, as an example of shapes and dtypes.
+        seed: of weights and random streams.
+        runtime: device, precision and compiler to use.
+        accumulate: batches whose gradients are added up for one gradient step.
+        """
+        del state
+        self.rules, self.config = rules, config
+        self.spec: Spec = rules.game.spec(rules.config)
+        self.num_envs, self.runtime, self.accumulate = num_envs, runtime, accumulate
+        device = runtime.device
+        # () int32: root of the learner's random streams. Environments use the streams 0 to N - 1.
+        self.key: Tensor = random.fold(random.seed_key(seed, device), -1)
+        self.acted: Tensor = torch.zeros((), dtype=torch.int64, device=device)  # () int64: steps of every environment
+        self.progress: Tensor = torch.zeros((), device=device)  # () float32: fraction of training done, 0 to 1
+
+    # ----------------------------------------------------------------------------------------------------------- acting
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Actions (N,) int64 of the behaviour policy for all environments; what they were chosen from is remembered."""
+        """Return the behaviour policy's actions (N,) int64 for all environments, and record them.
+
+        obs: (N, *spec.obs_shape) of spec.obs_dtype. legal: (N, A) bool, None where every action is legal.
+        """
         env_index = torch.arange(self.num_envs, device=obs.device)
         policy_input = PolicyInput(
             obs, legal, self.key, env_index, self.num_envs, self.acted, self.acted, self.progress
         )
         action, outputs = self.select_actions(policy_input)
-        self.remember(obs, legal, action, outputs)
+        self.record_actions(obs, legal, action, outputs)
         return action
 
     @property
     @abstractmethod
     def acting_network(self) -> nn.Module:
-        """The network whose weights the behaviour policy has."""
+        """The network whose weights the behaviour policy uses; same structure as the algorithm's `acting_network(...)`."""
 
     @abstractmethod
     def select_actions(self, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Actions (N,) int64 of the behaviour policy, and what it says of them, the algorithm's OUTPUTS, (N,) each."""
+        """Return actions (N,) int64 and the algorithm's POLICY_OUTPUTS, (N,) float32 each."""
 
     @abstractmethod
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Keep what a turn of all environments was played from; gives where it lies, if it does."""
+    def record_actions(
+        self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """Store what `select_actions` saw and returned for one step of all environments, and add 1 to `acted`.
 
+        Actor processes select actions themselves; their collector calls this in place of `act`.
+        Shapes as in `act` and `select_actions`. The returned value is not used by the loop.
+        """
 
-class Hooks:
-    """Called by the loop on the host, outside what is compiled and captured."""
+    @abstractmethod
+    def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Return the greedy actions (N,) int64. Shapes as in `act`."""
 
-    wants_stacks = False  # final States with all frames that are seen, not with the newest alone
+    # --------------------------------------------------------------------------------------------------------- learning
 
-    def before(self) -> None:
-        """Before each iteration."""
+    @abstractmethod
+    def ingest(self, transition: Transition) -> None:
+        """Store the outcome of the actions recorded last: one step of all environments."""
 
-    def after(self) -> None:
-        """After each iteration."""
+    @abstractmethod
+    def update(self) -> None:
+        """Take the gradient steps of one iteration, `updates_per_iteration` of them."""
+
+    def ready(self, iterations: int) -> bool:
+        """Return whether to call `update` in an iteration that starts with `iterations` iterations of experience."""
+        del iterations
+        return True
+
+    @abstractmethod
+    def read_metrics(self, updates: int) -> dict[str, float]:
+        """Return the mean of each metric over the last `updates` gradient steps and reset the sums.
+
+        Called at log points only; may wait for the device.
+        """
+
+    # ------------------------------------------------------------------------------------------------------------ saving
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return every tensor that decides what comes next, between two iterations, in groups.
+
+        Groups: `model` (weights; read by `policy_network`), `optim`, `rng` (counters and keys) and, for learners with a
+        replay memory, `replay`. A checkpoint is loaded by copying into these tensors, so they must not be copies.
+        """
 
     def adapt(self, replay: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A checkpoint's memory as it fits into this one's."""
+        """Return a checkpoint's `replay` group in the shapes of this learner's."""
         return replay
 
     def loaded(self) -> bool:
-        """After a checkpoint's tensors were copied into those of `state_dict`; False: its memory is lost."""
+        """Resume after a checkpoint was copied into `state_dict`. Return False if the replay memory is lost."""
         return True
 
-    def interrupted(self) -> bool:
-        """All environments begin anew: what was remembered last is followed by nothing. False: the memory is lost."""
+    def interrupt(self) -> bool:
+        """Prepare for new episodes in all environments: nothing continues the newest transitions.
+
+        Return False if the replay memory is lost.
+        """
         return True
 
-    def close(self) -> None:
-        """When nothing more will be learned."""
+    def clear(self) -> None:  # noqa: B027 (optional)
+        """Discard all experience collected so far."""
+
+    # ------------------------------------------------------------- called on the host, outside compiled and captured code
+
+    def before_iteration(self) -> None:  # noqa: B027 (optional)
+        """Prepare an iteration."""
+
+    def after_iteration(self) -> None:  # noqa: B027 (optional)
+        """Finish an iteration."""
+
+    def close(self) -> None:  # noqa: B027 (optional)
+        """Release threads and files. Nothing is called afterwards."""

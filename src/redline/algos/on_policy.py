@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import networks
-from redline.algos.learner import ActingLearner, Hooks
+from redline.algos.learner import Learner
 from redline.algos.metrics import read_means
 from redline.algos.optimizer import Optimizer, linear
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Runtime, Spec, Transition, map_record
+from redline.core.records import Spec, Transition, map_record
+from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
 
 
@@ -59,8 +61,21 @@ C = TypeVar("C", bound=OnPolicyConfig)
 N = TypeVar("N", bound=nn.Module)
 
 
-def fill_defaults(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
-    """The settings that follow from others, filled in, and why."""
+def fill_defaults(config: C, num_envs: int, requested: Collection[str]) -> tuple[C, dict[str, str]]:
+    """Return the config with a batch size that divides the rollout, unless one was `requested`, and the reason."""
+    if "batch_size" not in requested and num_envs * config.rollout_steps % max(config.batch_size, 1):
+        config = dataclasses.replace(config, batch_size=0)
+    return fill_batch_size(config, num_envs)
+
+
+def samples_per_step(config: OnPolicyConfig, num_envs: int, accumulate: int) -> float:
+    """Return how often the learner trains on each environment step."""
+    del num_envs, accumulate
+    return float(config.epochs)
+
+
+def fill_batch_size(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
+    """Return the config with an eighth of the rollout for a batch size of 0, and the reason."""
     if config.batch_size:
         return config, {}
     filled = dataclasses.replace(config, batch_size=_divisor(max(num_envs, 1) * config.rollout_steps))
@@ -78,12 +93,13 @@ def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs:
     }
 
 
-class OnPolicyLearner(ActingLearner, Hooks):
+class OnPolicyLearner(Learner):
     """What does not depend on what is learned. Between two updates every environment plays `rollout_steps` steps."""
 
+    config: OnPolicyConfig
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
-    wants_stacks = True
+    needs_frame_stack = True
 
     def __init__(
         self,
@@ -97,12 +113,11 @@ class OnPolicyLearner(ActingLearner, Hooks):
         net: nn.Module,
     ) -> None:
         """`state` (N, …) is an example of the game's State of all environments."""
-        self.spec = spec = rules.game.spec(rules.config)
+        super().__init__(rules, config, state, num_envs, seed, runtime, accumulate)
+        spec = self.spec
         if config.gamma_end is not None and spec.afterstates:
             raise UserError("gamma_end is set; with afterstates the discount is part of the network. Leave it away.")
-        self.rules, self.num_envs = rules, num_envs
-        self.settings, self.net = config, net
-        self.runtime, self.accumulate = runtime, accumulate
+        self.net = net
         self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
         size = config.rollout_steps * num_envs
         if size % self.samples_per_update:
@@ -120,12 +135,9 @@ class OnPolicyLearner(ActingLearner, Hooks):
             )
         self.updates_per_iteration = config.epochs * (size // self.samples_per_update)
         device = runtime.device
-        self.progress = torch.zeros((), device=device)  # share of training done, set from outside
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(net, self.rate, config.max_grad_norm, runtime)
         self.player = in_precision(net, runtime.amp_dtype)  # plays; `before` gives it the weights learned
-        self.key = random.fold(random.seed_key(seed, device), -1)  # environments count from 0: no game has this stream
-        self.acted = torch.zeros((), dtype=torch.int64, device=device)  # steps of every environment so far
         self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # epochs so far
 
         # What was played since the last update, row after row of all environments. It is written whole before it is read, so no
@@ -177,7 +189,7 @@ class OnPolicyLearner(ActingLearner, Hooks):
     # ------------------------------------------------------------------------------------------------------- playing
 
     @torch.no_grad()
-    def before(self) -> None:
+    def before_iteration(self) -> None:
         """What plays has the weights that were learned."""
         if self.player is not self.net:
             torch._foreach_copy_(list(self.player.parameters()), list(self.net.parameters()))
@@ -186,7 +198,7 @@ class OnPolicyLearner(ActingLearner, Hooks):
     def acting_network(self) -> nn.Module:
         return self.net
 
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
         slot: Tensor = self.row * self.num_envs + torch.arange(self.num_envs, device=obs.device)
         self.obs.index_copy_(0, slot, obs)
@@ -211,14 +223,14 @@ class OnPolicyLearner(ActingLearner, Hooks):
             if name not in self.rules.game.HIDDEN:
                 states.index_copy_(0, kept, getattr(step.final_state, name))
         self.cut += step.truncated
-        self.row.copy_((self.row + 1) % self.settings.rollout_steps)
+        self.row.copy_((self.row + 1) % self.config.rollout_steps)
 
     def played(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The rollout's reward and value (T, N), the value (N,) of where it stopped, and ended (T, N).
 
         An episode cut short has the value of where it was cut in its last reward.
         """
-        shape = (self.settings.rollout_steps, self.num_envs)
+        shape = (self.config.rollout_steps, self.num_envs)
         reward, value, ended, truncated = (x.view(shape) for x in (self.reward, self.value, self.ended, self.truncated))
         worth = self.value_of(self.finals).view(-1, self.num_envs)
         if self.cuts:
@@ -229,21 +241,13 @@ class OnPolicyLearner(ActingLearner, Hooks):
             self.cut.zero_()
         return reward, value, worth[-1], ended
 
-    def forget(self) -> None:
-        """Nothing outlives an update."""
-
-    def ready(self, remembered: int) -> bool:
-        """A rollout is all it takes."""
-        del remembered
-        return True
-
     # ------------------------------------------------------------------------------------------------------ learning
 
     def update(self) -> None:
         """Learn from the rollout, `epochs` times."""
         self._prepare()
-        part = self.settings.batch_size
-        for _ in range(self.settings.epochs):
+        part = self.config.batch_size
+        for _ in range(self.config.epochs):
             self._shuffle()
             for start in range(0, self.order.shape[0], self.samples_per_update):
                 total: tuple[Tensor, ...] = ()
@@ -257,12 +261,12 @@ class OnPolicyLearner(ActingLearner, Hooks):
 
     def discount(self) -> float | Tensor:
         """Of a step, at this point of training: how far ahead it looks, 1 / (1 - gamma) steps, grows evenly."""
-        start, end = self.settings.gamma, self.settings.gamma_end
+        start, end = self.config.gamma, self.config.gamma_end
         return start if end is None else 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress)
 
     def follow_schedule(self) -> None:
         """This update's learning rate."""
-        self.rate.copy_(linear(self.settings.learning_rate, self.settings.learning_rate_end, self.progress))
+        self.rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
 
     @torch.no_grad()
     def shuffle(self) -> None:

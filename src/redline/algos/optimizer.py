@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from redline.core.records import Runtime
+from redline.engine.runtime import Runtime
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-5
 _GROWTH_INTERVAL = 2000.0  # good steps until the float16 loss scale doubles

@@ -19,9 +19,11 @@ from redline.algos import networks, on_policy
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
+from redline.algos.on_policy import samples_per_step as samples_per_step
 from redline.algos.optimizer import flatten, linear
 from redline.core import random
-from redline.core.records import EnvKind, Hardware, PolicyInput, Runtime, Spec
+from redline.core.records import EnvKind, Hardware, PolicyInput, Spec
+from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules, legal
 
 
@@ -118,6 +120,7 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_range: 
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages).mean()
 
 
+STOCHASTIC = True  # actions are drawn from logits
 POLICY_OUTPUTS = ("value", "logp")  # what is said of each action besides it: the state's value, its log-probability
 
 
@@ -142,6 +145,7 @@ class Learner(OnPolicyLearner):
     """Four verbs: act, ingest, update, state_dict."""
 
     net: networks.ActorCritic
+    config: Config
     metrics = ("loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 
     def __init__(
@@ -155,7 +159,7 @@ class Learner(OnPolicyLearner):
         accumulate: int = 1,
     ) -> None:
         """`state` (N, …) is an example of the game's State of all environments."""
-        self.config, _ = config, _ = fill_defaults(config, num_envs)
+        config, _ = on_policy.fill_batch_size(config, num_envs)
         spec = rules.game.spec(rules.config)
         net = networks.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
         size = config.rollout_steps * num_envs
@@ -176,9 +180,9 @@ class Learner(OnPolicyLearner):
         with self.runtime.autocast():
             return select_actions(self.config, self.player, policy_input)
 
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
-        slot = super().remember(obs, legal, action, outputs)
+        slot = super().record_actions(obs, legal, action, outputs)
         self.logp.index_copy_(0, slot, outputs[1])
         return slot
 

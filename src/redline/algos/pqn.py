@@ -18,8 +18,10 @@ from redline.algos.exploration import epsilon_ladder
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
+from redline.algos.on_policy import samples_per_step as samples_per_step
 from redline.core import random, select
-from redline.core.records import EnvKind, Hardware, PolicyInput, Runtime, Spec
+from redline.core.records import EnvKind, Hardware, PolicyInput, Spec
+from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules, legal
 
 
@@ -113,6 +115,7 @@ class Learner(OnPolicyLearner):
     """Four verbs: act, ingest, update, state_dict."""
 
     net: networks.Net | networks.Afterstates
+    config: Config
     metrics = ("loss", "q_mean", "epsilon")
 
     def __init__(
@@ -126,7 +129,7 @@ class Learner(OnPolicyLearner):
         accumulate: int = 1,
     ) -> None:
         """`state` (N, …) is an example of the game's State of all environments."""
-        self.config, _ = config, _ = fill_defaults(config, num_envs)
+        config, _ = on_policy.fill_batch_size(config, num_envs)
         spec = rules.game.spec(rules.config)
         net = networks.build(spec, config, seed, config.gamma, config.dueling).to(runtime.device)
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net)
@@ -148,9 +151,9 @@ class Learner(OnPolicyLearner):
         with self.runtime.autocast():
             return select_actions(self.config, self.player, policy_input)
 
-    def remember(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
         """Write what a row was played from; returns where it lies, (N,) int64."""
-        slot = super().remember(obs, legal, action, outputs)
+        slot = super().record_actions(obs, legal, action, outputs)
         self.neutral.index_copy_(0, slot, outputs[1])
         return slot
 

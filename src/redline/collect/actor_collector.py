@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
+from redline.algos.algorithm import Algorithm
+from redline.algos.learner import Learner
 from redline.collect.actor_policy import ActorPolicy, flat_weights
 from redline.collect.actor_supervisor import ActorSupervisor, CannotStart
 from redline.collect.collector import Collector, CollectorOptions, Prepare
@@ -47,8 +48,8 @@ class ActorCollector(CPUCollector):
     def __init__(
         self,
         rules: Rules,
-        learner: Any,
-        algo: ModuleType,
+        learner: Learner,
+        algo: Algorithm,
         config: Any,
         num_envs: int,
         device: torch.device,
@@ -115,7 +116,7 @@ class ActorCollector(CPUCollector):
             "practice": (options.backplay, options.backplay_steps),
             "spec": plain_spec(spec),
             "inference": "central" if options.central else "actors",
-            "algo": self.algo.__name__.rpartition(".")[2],
+            "algo": self.algo.name,
             "algo_options": asdict(self.config),
             "num_envs": num_envs,
             "seed": options.seed,
@@ -237,7 +238,7 @@ class ActorCollector(CPUCollector):
     @torch.no_grad()
     def absorb(self) -> None:
         """Remember a row that was played elsewhere."""
-        self.learner.remember(self.observe(), None, self.action, self.outputs)
+        self.learner.record_actions(self.observe(), None, self.action, self.outputs)
         self.ingest()
 
     def _stage(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from redline.algos.algorithm import Algorithm
 from redline.core.records import PolicyInput
 from redline.envs.batch import Rules
 from redline.envs.gym_envs import GymState, frame_shape, stacked
@@ -22,7 +22,7 @@ class ActorPolicy:
     """Moves some environments at a time."""
 
     def __init__(
-        self, rules: Rules, algo: ModuleType, config: Any, num_envs: int, key: int, device: torch.device | str = "cpu"
+        self, rules: Rules, algo: Algorithm, config: Any, num_envs: int, key: int, device: torch.device | str = "cpu"
     ) -> None:
         """`environments` are those of all players; `key` is the root of the learner's random streams."""
         self.rules, self.algo, self.config, self.num_envs = rules, algo, config, num_envs
@@ -55,5 +55,4 @@ class ActorPolicy:
         seen = self.rules.game.observe(self.rules.config, state)
         numbers = (torch.tensor(x, device=self.device) for x in (draw, acted, progress))
         policy_input = PolicyInput(seen, None, self.key, env_index, self.num_envs, *numbers)
-        found: tuple[Tensor, tuple[Tensor, ...]] = self.algo.select_actions(self.config, self.net, policy_input)
-        return found
+        return self.algo.select_actions(self.config, self.net, policy_input)

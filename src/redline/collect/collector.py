@@ -8,10 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from redline.algos.learner import Learner
 from redline.envs.batch import Rules
 
 Prepare = Callable[[Callable[[], None]], Callable[[], None]]
@@ -55,7 +56,7 @@ class Collector(ABC):
     )
 
     rules: Rules  # rules the environments follow; a curriculum replaces them between iterations
-    learner: Any
+    learner: Learner
     episode_stats: EpisodeStats
 
     def start(self, progress: float) -> Collector:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from redline.algos.learner import Learner
 from redline.collect import backplay as snapshots
 from redline.collect.collector import Collector
 from redline.collect.episode_stats import DeviceEpisodeStats
@@ -26,7 +26,7 @@ class DeviceCollector(Collector):
     episode_stats: DeviceEpisodeStats
 
     def __init__(
-        self, rules: Rules, learner: Any, envs: EnvState, backplay: float = 0.0, backplay_steps: int = 32
+        self, rules: Rules, learner: Learner, envs: EnvState, backplay: float = 0.0, backplay_steps: int = 32
     ) -> None:
         """Play on from `envs`; the fraction `backplay` of games starts shortly before the environment's last loss."""
         self.rules, self.learner = rules, learner

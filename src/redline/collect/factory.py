@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from redline.algos.algorithm import Algorithm
+from redline.algos.learner import Learner
 from redline.collect.actor_collector import ActorCollector
 from redline.collect.collector import Collector, CollectorOptions, Prepare
 from redline.collect.device_collector import DeviceCollector
@@ -21,8 +22,8 @@ def make_collector(
     options: CollectorOptions,
     rules: Rules,
     envs: EnvState,
-    learner: Any,
-    algo: ModuleType,
+    learner: Learner,
+    algo: Algorithm,
     algo_config: Any,
     device: torch.device,
     prepare: Prepare,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from redline.algos.learner import Learner
 from redline.collect.collector import Collector, Prepare
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.records import Episode, Step, Transition
@@ -23,7 +22,7 @@ class CPUCollector(Collector):
 
     episode_stats: CPUEpisodeStats
 
-    def __init__(self, rules: Rules, learner: Any, num_envs: int, device: torch.device) -> None:
+    def __init__(self, rules: Rules, learner: Learner, num_envs: int, device: torch.device) -> None:
         self.rules, self.learner = rules, learner
         self.episode_stats = CPUEpisodeStats()
         spec = learner.spec
@@ -49,7 +48,7 @@ class CPUCollector(Collector):
     def ingest(self) -> None:
         """Hand the transition in the buffers to the learner."""
         final_obs = self.final_obs
-        if self.frames > 1 and self.learner.wants_stacks:
+        if self.frames > 1 and self.learner.needs_frame_stack:
             final_obs = stacked(self.stack.obs, final_obs)
         episode = Episode(self.unused, self.unused, self.reward)
         step = Step(self.reward, self.terminated, self.truncated, self.unused, GymState(final_obs), episode)
@@ -59,7 +58,7 @@ class CPUCollector(Collector):
 class SyncCollector(CPUCollector):
     """CPU environments of this process, stepped between acting and ingesting."""
 
-    def __init__(self, rules: Rules, learner: Any, envs: GymEnvs, device: torch.device, prepare: Prepare) -> None:
+    def __init__(self, rules: Rules, learner: Learner, envs: GymEnvs, device: torch.device, prepare: Prepare) -> None:
         super().__init__(rules, learner, len(envs.envs), device)
         self.envs = envs
         self._act, self._ingest = prepare(self.act), prepare(self.ingest_step)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -109,21 +108,6 @@ class Transition(NamedTuple):
     state: Any  # the game's State before the action
     action: Tensor  # int64
     step: Step
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Device, precision and compiler for a learner; made by `engine`."""
-
-    device: torch.device
-    amp_dtype: torch.dtype | None = None  # dtype of matrix products: bfloat16 or float16; None: float32
-    compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
-    folder: Path = Path(".")  # run folder, for replay files
-    notify: Callable[[str], None] = print  # prints a message to the user
-
-    def autocast(self) -> torch.autocast:
-        """Return the context manager for forward passes."""
-        return torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None)
 
 
 @dataclass(frozen=True)

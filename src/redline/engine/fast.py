@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from redline.core.errors import UserError
-from redline.core.records import Hardware, Runtime
+from redline.core.records import Hardware
+from redline.engine.runtime import Runtime
 from redline.games import Game
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")

@@ -53,7 +53,7 @@ class Agent:
     def check(self, sample: bool) -> None:
         """Refuse to `sample` where there is nothing to draw from."""
         algo = self.config["algo"]
-        if sample and "logp" not in algos.load(algo).POLICY_OUTPUTS:
+        if sample and not algos.load(algo).STOCHASTIC:
             raise UserError(f"sample is set, but {algo} has values and no policy to draw from; leave it away.")
 
     def record(self, outcome: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def load_agent(run_dir: Path, device: str = "auto") -> Agent:
     if found is None:
         raise UserError(f"There is no checkpoint in {run_dir} yet; the run has to train a little longer.")
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
-    algo_config = build(algo.Config, settings, f"{config['algo']}.")
+    algo_config = build(algo.Config, settings, f"{algo.group}.")
     try:
         net = algo.policy_network(rules.game.spec(rules.config), algo_config, found.tensors["model"])
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from redline import algos
+from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
@@ -81,7 +81,7 @@ class Plan:
 
     settings: Settings
     rules: Rules
-    algo: ModuleType
+    algo: Algorithm
     algo_config: Any
     num_envs: int
     device: torch.device
@@ -154,7 +154,9 @@ def resolve(settings: Settings) -> Plan:
     algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
     if settings.algo == "auto":
         if asked := [name for name in _OF_REPLAY if getattr(settings, name) not in (None, False)]:
-            algo_name, why_algo = DEFAULT_ALGO, f"{asked[0]} is asked for, which no other has"
+            suitable = algos.with_option("replay_capacity")
+            if algo_name not in suitable:
+                algo_name, why_algo = suitable[0], f"{asked[0]} needs a replay memory"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
     backplay, reasons["backplay"] = for_game.pop("backplay", (0.0, "every game begins anew"))
@@ -168,8 +170,8 @@ def resolve(settings: Settings) -> Plan:
     env_options = dataclasses.asdict(options.build(game.Config, settings.env_options, "env.", defaults))
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
-    prefix = f"{settings.algo}."
-    suggested = dict(algo.suggest(machine, "process" if game.ON_CPU else "tensor"))
+    prefix = f"{algo.group}."
+    suggested = dict(algo.module.suggest(machine, "process" if game.ON_CPU else "tensor"))
     of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
     if "net" in of_game and settings.algo_options.get("net", of_game["net"][0]) != of_game["net"][0]:
         of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}
@@ -181,7 +183,7 @@ def resolve(settings: Settings) -> Plan:
     run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
     for name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized"):
         if getattr(settings, name) is not None:
-            if name not in {field.name for field in dataclasses.fields(algo.Config)}:
+            if name not in algo.options:
                 raise UserError(
                     f"{settings.algo} has no {name}; leave --{name.replace('_', '-')} away or take another --algo."
                 )
@@ -197,7 +199,7 @@ def resolve(settings: Settings) -> Plan:
         reasons |= dict.fromkeys(preset, f"of the preset {settings.preset}")
     for name in wanted:
         reasons.pop(name.replace("-", "_"), None)
-    algo_config = options.build(algo.Config, wanted, f"{settings.algo}.", defaults)
+    algo_config = options.build(algo.Config, wanted, prefix, defaults)
 
     if fits:
         algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
@@ -214,11 +216,8 @@ def resolve(settings: Settings) -> Plan:
         value = num_envs if name == "num_envs" else getattr(settings, name)
         if value < least:
             raise UserError(f"{name} is {value}; expected at least {least}.")
-    rollout = getattr(algo_config, "rollout_steps", None)
-    if rollout and "batch_size" not in wanted and num_envs * rollout % max(algo_config.batch_size, 1):
-        # What was suggested does not go with what is asked for.
-        algo_config = dataclasses.replace(algo_config, batch_size=0)
-    algo_config, follows = algo.fill_defaults(algo_config, num_envs)
+    requested = {name.replace("-", "_") for name in wanted}
+    algo_config, follows = algo.fill_defaults(algo_config, num_envs, requested)
     reasons |= follows
     if settings.seed >= MAX_SEED:
         raise UserError(
@@ -270,15 +269,16 @@ def resolve(settings: Settings) -> Plan:
     )
 
 
-def _find_preset(algo: ModuleType, settings: Settings) -> dict[str, Any]:
+def _find_preset(algo: Algorithm, settings: Settings) -> dict[str, Any]:
     """The options of the preset asked for."""
-    known: dict[str, dict[str, Any]] = getattr(algo, "PRESETS", {})
-    if settings.preset in known:
-        return known[settings.preset]
+    known = algo.PRESETS
+    if settings.preset is not None and settings.preset in known:
+        return dict(known[settings.preset])
     if known:
         hint = nearest(str(settings.preset), known) or "."
         raise UserError(f"{settings.algo} has no preset '{settings.preset}'{hint} Presets: {', '.join(known)}.")
-    others = [name for name in algos.names() if getattr(algos.load(name), "PRESETS", None)]
+    broken = algos.failures()
+    others = [name for name in algos.names() if name not in broken and algos.load(name).PRESETS]
     raise UserError(
         f"{settings.algo} has no presets; leave --preset away or take another --algo that has: {', '.join(others)}."
     )
@@ -290,7 +290,7 @@ def state_bytes(rules: Rules) -> int:
     return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
 
 
-def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
+def _fit_replay(algo: Algorithm, config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
     """The settings with a replay capacity for half of the memory, or disk, that is free where it is kept.
 
     A run that is continued keeps what it began with.
@@ -305,7 +305,7 @@ def _fit_replay(algo: ModuleType, config: Any, rules: Rules, device: torch.devic
         place = device if config.replay == "device" else torch.device("cpu")
         free, what = hardware.free_bytes(place), f"memory of {place}"
     parts = 3 if config.replay == "pinned" else 2  # a checkpoint copies it once more
-    capacity = max(1, int(free / parts / algo.transition_bytes(config, state_bytes(rules))))
+    capacity = max(1, int(free / parts / algo.module.transition_bytes(config, state_bytes(rules))))
     return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
 
 
@@ -403,7 +403,9 @@ def from_words(env: str, words: dict[str, Any]) -> Settings:
     hidden = set(plain) - known - {"env"}
     for name in hidden & {"env_options", "algo_options"}:
         raise UserError(f"There is no option {name}; use --env.NAME or --ALGO.NAME.")
-    return options.build(Settings, plain, "", {"env_options": groups["env"], "algo_options": groups[algo]})
+    return options.build(
+        Settings, plain, "", {"env_options": groups["env"], "algo_options": groups[algos.group_of(algo)]}
+    )
 
 
 def _algo_of(words: Mapping[str, Any]) -> str:
@@ -417,7 +419,8 @@ def _algo_of(words: Mapping[str, Any]) -> str:
 def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Options without a group, and those of the groups `env.` and of the algorithm, by their names in it."""
     plain: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {"env": {}, algo: {}}
+    own = algos.group_of(algo)
+    groups: dict[str, dict[str, Any]] = {"env": {}, own: {}}
     for name, word in words.items():
         group, dot, rest = name.partition(".")
         if not dot:
@@ -425,7 +428,7 @@ def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], d
         elif group in groups:
             groups[group][rest] = word
         else:
-            known = f"with --algo {algo} there are env.* and {algo}.*."
+            known = f"with --algo {algo} there are env.* and {own}.*."
             if algo == "auto":
                 known = (
                     f"there are env.* and those of the algorithms: {', '.join(f'{name}.*' for name in algos.names())}."

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from redline.core.errors import UserError
-from redline.core.records import Runtime, assign, map_record
+from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
+from redline.engine.runtime import Runtime
 from redline.envs import Rules, batch
 from redline.run.config import Plan, Settings, digest, resolve
 from redline.run.progress import quantity
@@ -170,22 +171,18 @@ def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
 def _network(plan: Plan, runtime: Runtime) -> nn.Module:
     """The policy of a learner of one game that remembers next to nothing."""
     small = {"batch_size": 1, "replay": "device", "replay_capacity": 1024}
-    fields = {field.name for field in dataclasses.fields(plan.algo_config)}
-    config = dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in fields})
+    config = dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in plan.algo.options})
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1, device=plan.device)))
     learner = plan.algo.Learner(plan.rules, config, one.game, 1, 0, runtime)
     model = learner.state_dict()["model"]
     learner.close()
-    net: nn.Module = plan.algo.policy_network(plan.rules.game.spec(plan.rules.config), config, model)
+    net = plan.algo.policy_network(plan.rules.game.spec(plan.rules.config), config, model)
     return net.to(plan.device)
 
 
 def _samples_per_step(plan: Plan) -> float:
     """How often a step that is played is learned from."""
-    config = plan.algo_config
-    if hasattr(config, "epochs"):
-        return float(config.epochs)
-    return float(config.updates * config.batch_size * plan.settings.accumulate / plan.num_envs)
+    return plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
 
 
 def _seconds_each(prepare: Callable[[int], Callable[[], None]], size: int, plan: Plan) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.algos.learner import Learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
 from redline.core.errors import UserError
@@ -36,7 +37,9 @@ class Session:
         keys = batch.env_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
         envs = batch.reset(rules, keys)
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
-        self.learner = plan.algo.Learner(rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate)
+        self.learner: Learner = plan.algo.Learner(
+            rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate
+        )
         options = CollectorOptions(
             env=plan.settings.env,
             seed=seed,
@@ -62,7 +65,7 @@ class Session:
         if not self.collector.on_device:  # stepped outside of what is compiled and captured
             self._collect: Callable[[], None] = lambda: self.collector.step()  # `start` may replace the collector
             self._collect_only: Callable[[], None] = self._play
-            self._update = fast.Graph(self.learner.update, self.plan.graph, self.notify)
+            self._update: Callable[[], None] = fast.Graph(self.learner.update, self.plan.graph, self.notify)
             self._collect_and_learn: Callable[[], None] = self._play_and_learn
             return
         self._update = self.learner.update
@@ -83,8 +86,7 @@ class Session:
 
     @property
     def steps_per_iteration(self) -> int:
-        rollout_steps: int = self.learner.rollout_steps
-        return rollout_steps * self.plan.num_envs
+        return self.learner.rollout_steps * self.plan.num_envs
 
     @property
     def env_steps(self) -> int:
@@ -92,8 +94,7 @@ class Session:
 
     @property
     def samples_trained(self) -> int:
-        per_update: int = self.learner.samples_per_update
-        return self.updates * per_update
+        return self.updates * self.learner.samples_per_update
 
     def iterate(self, count: int) -> None:
         """Play `count` times `rollout_steps` steps in every environment, and learn after each once enough has been played."""
@@ -104,14 +105,14 @@ class Session:
             if self.learner.scheduled:
                 self.learner.progress.fill_(self.progress)
             self._follow_curriculum()
-            self.learner.before()
+            self.learner.before_iteration()
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
                 self.collector.on_update(self.progress)
             else:
                 self._collect_only()
-            self.learner.after()
+            self.learner.after_iteration()
             self.iterations += 1
             self.remembered += 1
 
@@ -123,7 +124,7 @@ class Session:
         again = curriculum.compiles_again(self.phase, due)
         self._enter(due)
         if self.learner.spec.afterstates:  # there observations hold rewards: those remembered would no longer agree
-            self.learner.forget()
+            self.learner.clear()
             self.remembered = 0
         phase = curriculum.phases[due]
         options = ", ".join(f"env.{name} {value}" for name, value in phase.options.items()) or "the run's own options"
@@ -195,7 +196,7 @@ class Session:
         self.remembered = 0 if forgotten else counters["remembered"]
         if not self.collector.restores_episodes:
             self.collector.restart_episodes(self.plan.settings.seed, self.iterations)
-            if not self.learner.interrupted():
+            if not self.learner.interrupt():
                 self.remembered = 0
                 self.notify("What this run remembered is lost: only a memory on the device outlives new episodes.")
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
@@ -213,7 +214,7 @@ def _check_memory(plan: Plan) -> None:
     pinned = getattr(plan.algo_config, "replay", "") == "pinned"
     on_host = 0.0
     if pinned:
-        each = plan.algo.transition_bytes(plan.algo_config, state_bytes(plan.rules))
+        each = plan.algo.module.transition_bytes(plan.algo_config, state_bytes(plan.rules))
         on_host = (
             plan.algo_config.replay_capacity * each * (2 if plan.settings.save_replay else 1)
         )  # copied for checkpoints

@@ -130,7 +130,7 @@ def bench_env(wanted: Wanted, out: TextIO) -> dict[str, Any]:
 def bench_train(wanted: Wanted, out: TextIO) -> dict[str, Any]:
     """Playing and learning. A replay learner takes one gradient sample an environment step, others what they suggest."""
     env, algo, place = wanted.env, wanted.algo, hardware.pick_device(wanted.device)
-    replays = "replay_capacity" in {field.name for field in dataclasses.fields(algos.load(algo).Config)}
+    replays = "replay_capacity" in algos.load(algo).options
     learner = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0} if replays else {}
     learner |= {name.replace("-", "_"): word for name, word in wanted.algo_options.items()}
     # The game as it comes, not as it is best trained.

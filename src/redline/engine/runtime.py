@@ -1,0 +1,25 @@
+"""Runtime: device, precision and compiler, as handed to learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a learner runs its functions."""
+
+    device: torch.device
+    amp_dtype: torch.dtype | None = None  # matrix products in bfloat16 or float16; None: float32
+    compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    folder: Path = Path(".")  # where a learner may keep files
+    notify: Callable[[str], None] = print  # shows a message to the user
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which matrix products run in `amp_dtype`."""
+        return torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None)
