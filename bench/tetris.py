@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline import recipes
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, make_rules
@@ -122,7 +123,7 @@ def main() -> None:
             for boards in wanted.boards:
                 torch._dynamo.reset()
                 rules = make_rules("tetris", options)
-                compiler = fast.Compiler(True, print, device, rules.game)
+                compiler = fast.Compiler(True, print, device, recipes.compiler_options(rules.game))
                 loop = Greedy(rules, name, boards, device, compiler, device.type == "cuda")
                 rates[boards] = boards * rate(loop.call, wanted.seconds, device)
                 print(

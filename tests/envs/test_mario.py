@@ -18,7 +18,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from redline import cli
+from redline import cli, recipes
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.core.records import Hardware
@@ -356,8 +356,11 @@ def test_what_suits_it_where_many_cores_play(old: None) -> None:
     """What it was learned with: four games for each of fifteen actors, six gradient steps an epoch."""
     del old
     machine = Hardware("cuda:0", "test", cores=16, memory_gb=80.0, bf16=True, compiler="g++", capability=(9, 0))
-    found = {name: value for name, (value, _) in load_game("mario").suggest(machine, {}).items()}
-    chosen = [found[f"ppo.{name}"] for name in ("num_envs", "rollout_steps", "batch_size", "epochs", "learning_rate")]
+    request = recipes.Request(load_game("mario"), machine, "ppo")
+    chosen = [
+        recipes.collect(request)[name].value
+        for name in ("num_envs", "rollout_steps", "batch_size", "epochs", "learning_rate")
+    ]
     assert chosen == [60, 64, 640, 5, 2.5e-4]
 
 

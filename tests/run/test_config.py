@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from redline import recipes
 from redline.algos import dqn, ppo
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
-from redline.games import snake
+from redline.recipes import Request
 from redline.run import config
 from redline.run.agent import load_agent
 from redline.run.config import Settings, from_words, resolve
@@ -41,15 +42,11 @@ def test_automatic_settings_come_with_reasons() -> None:
     assert {"num_envs", "batch_size", "precision", "compile", "graph"} <= plan.reasons.keys()
     assert all(plan.reasons.values())
     assert "asked for" not in plan.reasons.values()
-    suggested = ppo.suggest(plan.hardware)
-    for name, (value, why) in suggested.items():
-        assert plan.reasons[name] == why
-        assert (plan.num_envs if name == "num_envs" else getattr(plan.algo_config, name)) == value
-    for_game = snake.suggest(plan.hardware)
-    assert plan.reasons["algo"] == for_game.pop("algo")[1]
-    for name, (value, why) in for_game.items():
-        assert plan.reasons[f"env.{name}"] == why
-        assert getattr(plan.rules.config, name) == value
+    recommended = recipes.collect(Request(plan.rules.game, plan.hardware, "ppo"))
+    chosen = {"num_envs": plan.num_envs, "env.view": "centred", "env.sight": 4}
+    for name, setting in recommended.items():
+        assert plan.reasons[name] == setting.reason
+        assert (chosen[name] if name in chosen else getattr(plan.algo_config, name)) == setting.value
     assert plan.algo_config.gamma == ppo.Config().gamma
 
 
@@ -150,7 +147,7 @@ def test_other_machines(
     pretend(monkeypatch, **machine)
     plan = resolve(Settings("snake", "dqn"))
     assert (plan.precision, plan.compile, plan.graph) == (precision, compiles, graphs)
-    assert plan.num_envs == dqn.suggest(plan.hardware)["num_envs"][0]
+    assert plan.num_envs == recipes.collect(Request(plan.rules.game, plan.hardware, "dqn"))["num_envs"].value
     if machine == {"device": "cpu", "compiler": ""}:
         assert "g++ or clang++" in plan.reasons["compile"]
 
@@ -241,7 +238,7 @@ def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game()
     assert plan.describe()["algo"] == "ppo"
     assert str(plan.run_dir) == "runs/tetris-ppo"
     assert plan.rules.config.view == "afterstates"
-    assert plan.algo_config.hidden == plan.rules.game.suggest(plan.hardware, {})["ppo.hidden"][0]
+    assert plan.algo_config.hidden == (32,)
     assert plan.algo_config.epochs == 5
     assert "epochs" not in plan.reasons
     keys = resolve(from_words("tetris", {"env.actions": "keys"}))

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from redline import games
+from redline import recipes
 from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make_rules
+from redline.recipes import Phase
 from redline.run import evaluate, train
 from redline.run.checkpoint import Checkpoint, Checkpoints
 from redline.run.config import Settings, resolve
-from redline.run.curriculum import Curriculum, Phase, phases_of, read_phases
+from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.run_folder import Metrics
 from redline.run.session import Session
 
@@ -102,9 +103,8 @@ def test_an_option_that_only_changes_what_is_seen_is_found() -> None:
 
 
 def test_every_games_own_curriculum_is_one(game_name: str) -> None:
-    game = games.load(game_name)
     rules = make_rules(game_name)
-    if phases := phases_of(game.curriculum(rules.config)):
+    if phases := phases_of(recipes.find(game_name).curriculum(rules.config)):
         made = Curriculum(phases, rules)
         assert not made.fixed  # a default never compiles again
 
@@ -302,7 +302,12 @@ def test_another_curriculum_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = (("own", 0.0, 0.5, {"long_start": 9}),)
+    own = (Phase("own", 0.0, 0.5, {"long_start": 9}),)
+    recipe = recipes.find("snake")
+
+    def replace_curriculum(*phases: Phase) -> None:
+        replaced = dataclasses.replace(recipe, curriculum=lambda _: phases)
+        monkeypatch.setattr(recipes, "find", lambda _: replaced)
 
     def named(**wishes: Any) -> list[str]:
         chosen = settings(tmp_path, LIVE, **{"curriculum_file": None} | wishes)
@@ -314,18 +319,18 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert named(env_options={"sight": 4}) == named(env_options={"view": "planes"}) == []
     asked_for = {"width": 4, "height": 4, "long_start": 5}
     assert named(env_options=asked_for) == []  # of its phases nothing would be left
-    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: ())
+    replace_curriculum()
     assert named() == []
     with pytest.raises(UserError, match="snake has no curriculum of its own; give one with --curriculum-file"):
         named(curriculum=True)
     with pytest.raises(UserError, match="curriculum_file is given, and no-curriculum as well"):
         named(curriculum=False, curriculum_file=file)
     assert named(curriculum_file=file) == ["short", "long", "base"]
-    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: own)
+    replace_curriculum(*own)
     assert named() == named(curriculum=True) == ["own", "base"]
     assert named(curriculum=False) == []
     assert named(curriculum_file=file) == ["short", "long", "base"]
-    monkeypatch.setattr(games.load("snake").module, "curriculum", lambda _: (("own", 0.0, 0.5, {"long_start": 99}),))
+    replace_curriculum(Phase("own", 0.0, 0.5, {"long_start": 99}))
     assert named() == []  # phases that nobody asked for and that do not fit a small board
     with pytest.raises(UserError, match=r"Phase 'own' of the curriculum: env.long_start is 99"):
         named(curriculum=True)

@@ -27,7 +27,7 @@ from redline.algos.metrics import read_means
 from redline.algos.optimizer import Optimizer, flatten, linear
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import Batch, EnvKind, Hardware, PolicyInput, Spec, Transition
+from redline.core.records import Batch, PolicyInput, Spec, Transition
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
 from redline.replay.host_ring import HostReplayRing, Pinned
@@ -149,53 +149,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_step": 3,
     },
 }
-
-
-def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
-    gpu = hardware.kind == "cuda"
-    if kind == "process":
-        return {
-            "num_envs": (max(16, hardware.cores), "one for each core, and enough to see various things at once"),
-            "batch_size": (256, "environments play slowly here: each step is learned from sixteen times"),
-            "hidden": ((256, 256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
-            "layer_norm": (True, "keeps values from growing beyond what was ever earned"),
-            "learning_rate": (1e-3, "few steps are played: each must teach more"),
-            "learning_rate_end": (5e-5, "what was learned is not lost again in the end"),
-            "gamma": (0.99, "how long an episode of this environment matters is not known"),
-            "n_step": (10, "small steps: what one of them changes shows only after some"),
-            "replay_capacity": (50_000, "as many as are played in some minutes"),
-            "learning_starts": (1_000, "a little of everything"),
-            "epsilon_steps": (10_000, "as long as it takes to see what there is"),
-            "epsilon_low": (0.02, "few environments: each of them explores"),
-        }
-    games, batch, hidden, capacity = {
-        "cpu-few": (2_048, 512, (64, 64), 500_000),
-        "cpu-many": (4_096, 1_024, (128, 128), 1_000_000),
-        "gpu-small": (4_096, 4_096, (256, 256), 1_000_000),
-        "gpu-mid": (8_192, 8_192, (256, 256), 2_000_000),
-        "gpu-large": (16_384, 16_384, (256, 256), 4_000_000),
-    }[hardware.tier]
-    if gpu:
-        return {
-            "num_envs": (games, "enough games to fill a GPU of this size each step"),
-            "batch_size": (batch, "one large matrix product is faster than many small ones"),
-            "hidden": (hidden, "a GPU multiplies wider layers at no cost"),
-            "replay_capacity": (capacity, f"about 120 bytes a transition, {capacity * 120 // 10**6} MB on the device"),
-            "epsilon_steps": (capacity * 5, "a few seconds of play"),
-        }
-    few = hardware.tier == "cpu-few"
-    size = "few enough to stay in the cache of a few cores" if few else "twice as many as for a few cores"
-    width = "matrix products are what a CPU's time goes to" if few else "more cores multiply wider layers as fast"
-    return {
-        "num_envs": (games, f"enough games to hide the cost of a call, {size}"),
-        "batch_size": (
-            batch,
-            "a quarter of what is played: on a CPU a sample learned costs as much as four moves played",
-        ),
-        "hidden": (hidden, width),
-        "replay_capacity": (capacity, f"about 120 bytes a transition, {capacity * 120 // 10**6} MB in a checkpoint"),
-    }
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from redline.algos.on_policy import memory_bytes as memory_bytes
 from redline.algos.on_policy import samples_per_step as samples_per_step
 from redline.algos.optimizer import flatten, linear
 from redline.core import random
-from redline.core.records import EnvKind, Hardware, PolicyInput, Spec
+from redline.core.records import PolicyInput, Spec
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules, legal
 
@@ -54,43 +54,6 @@ class Config(OnPolicyConfig):
 
 RESUME_FIXED = (*on_policy.RESUME_FIXED, "separate", "ema_decay")
 _AVERAGE = "ema."  # before the names of averaged weights in a checkpoint
-
-
-def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason. `num_envs` is the loop's, the rest are Config's."""
-    gpu = hardware.kind == "cuda"
-    if kind == "process":
-        return {
-            "num_envs": (
-                max(8, hardware.cores),
-                "one for each core, and enough to share the cost of asking the network",
-            ),
-            "rollout_steps": (
-                512 if gpu else 256,
-                "few games: long rollouts, so that there is something to learn from",
-            ),
-            "epochs": (10 if gpu else 4, "environments play slowly here: each step is learned from often"),
-            "batch_size": (256 if gpu else 64, "many small steps from each rollout"),
-            "hidden": ((256, 256) if gpu else (128, 128), "learning waits for the games here: width is cheap"),
-        }
-    games, hidden, width = {
-        "cpu-few": (512, (64, 64), "matrix products are what a CPU's time goes to"),
-        "cpu-many": (1_024, (128, 128), "more cores multiply wider layers as fast"),
-        "gpu-small": (4_096, (256, 256), "a GPU multiplies wider layers at little cost"),
-        "gpu-mid": (8_192, (256, 256), "a GPU multiplies wider layers at little cost"),
-        "gpu-large": (16_384, (512, 512), "a GPU multiplies wider layers at little cost"),
-    }[hardware.tier]
-    fill = "enough games to share the cost of a step, few enough to learn from often"
-    often = "playing is what a CPU's time goes to: each game is learned from three times"
-    if gpu:
-        fill = "enough games to fill a GPU of this size each step"
-        often = "new games cost little here: more of them beats learning twice as often from each"
-    return {
-        "num_envs": (games, fill),
-        "rollout_steps": (32, "short rollouts of many games are learned from while they are fresh"),
-        "epochs": (2 if gpu else 3, often),
-        "hidden": (hidden, width),
-    }
 
 
 def gae(reward: Tensor, value: Tensor, next_value: Tensor, ended: Tensor, gamma: float | Tensor, lam: float) -> Tensor:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.algos import networks, on_policy, ppo
+from redline.algos import networks, on_policy
 from redline.algos.exploration import epsilon_ladder
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
 from redline.algos.on_policy import samples_per_step as samples_per_step
 from redline.core import random, select
-from redline.core.records import EnvKind, Hardware, PolicyInput, Spec
+from redline.core.records import PolicyInput, Spec
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules, legal
 
@@ -47,21 +47,6 @@ class Config(OnPolicyConfig):
 
 
 RESUME_FIXED = (*on_policy.RESUME_FIXED, "dueling")
-
-
-def suggest(hardware: Hardware, kind: EnvKind = "tensor") -> dict[str, tuple[Any, str]]:
-    """Settings that follow from the hardware, each with its reason: those of PPO, for games with a narrower network."""
-    found = ppo.suggest(hardware, kind)
-    if kind == "process":
-        return found | {
-            "num_envs": (max(16, hardware.cores), "without replay only many environments at once give various samples"),
-            "rollout_steps": (64, "what is played is learned from while it is fresh"),
-            "batch_size": (0, "an eighth of what is played between two updates"),
-            "q_lambda": (0.95, "rewards that come late are seen through whole rollouts"),
-            "learning_rate": (1e-3, "few steps are played: each must teach more"),
-        }
-    narrower = tuple(max(width // 2, 64) for width in found["hidden"][0])
-    return found | {"hidden": (narrower, "its layers are normalised, which costs as much as their products")}
 
 
 def q_returns(

@@ -18,7 +18,6 @@ from torch import Tensor
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
 # Hardware classes: a CPU with up to 4 cores, or more; a GPU below 10 GB, below 30 GB or without bfloat16 (T4), or above.
 Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
-EnvKind = Literal["tensor", "process"]  # a tensor game on the device, or a CPU environment
 
 
 class Ending(IntEnum):

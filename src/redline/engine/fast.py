@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,12 @@ import torch
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine.runtime import Runtime
-from redline.games import Game
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
 # so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
-# A game whose GPU kernels are bound by memory may ask for more there (GPU_INLINE).
 _INLINE = 10
-_UNROLL = 8  # terms of a sum that are written out one by one; a game may ask for more (UNROLL)
+_UNROLL = 8
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
 _CPU = torch.device("cpu")
@@ -56,18 +55,32 @@ def runtime(device: torch.device, precision: str, compiler: Compiler, folder: Pa
     return Runtime(device, amp, compiler, folder, compiler.notify)
 
 
+@dataclass(frozen=True)
+class CompilerOptions:
+    """How to compile a game."""
+
+    gpu_inline: int = _INLINE  # operations that a GPU kernel may repeat rather than store their result
+    unroll: int = _UNROLL  # terms of a sum that are written out rather than summed by a loop
+
+
+DEFAULT_OPTIONS = CompilerOptions()
+
+
 class Compiler:
     """Compiles functions of a game for a device, or hands them back as they are."""
 
     def __init__(
-        self, enabled: bool, notify: Callable[[str], None], device: torch.device = _CPU, game: Game | None = None
+        self,
+        enabled: bool,
+        notify: Callable[[str], None],
+        device: torch.device = _CPU,
+        options: CompilerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.enabled, self.notify = enabled, notify
         on_gpu = device.type == "cuda"
-        inline = getattr(game, "GPU_INLINE", _INLINE) if on_gpu else _INLINE
         self.options = (_GPU_OPTIONS if on_gpu else {}) | {
-            "realize_opcount_threshold": inline,
-            "unroll_reductions_threshold": getattr(game, "UNROLL", _UNROLL),
+            "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
+            "unroll_reductions_threshold": options.unroll,
         }
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Hardware, Spec
+from redline.core.records import Spec
 from redline.envs.frames import Frames, is_image
 from redline.envs.gym_make import ask, open_env
 
 PREFIX = "gym:"
-_LARGE_IMAGE = 64  # rows and columns from which on images are brought to a common size
 _MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # of an environment, to know what a step costs
 BACKPLAY_LENGTH = 4  # times `retry_steps` it lasts
 WORTH_A_PROCESS = 500e-6  # seconds a step must take to be asked of another process
@@ -124,23 +123,9 @@ class GymGame:
         kind: Any = type(self)
         return _step_seconds(kind, self.name, config)
 
-    def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "needs the fewest settings to be right")}
-        env = ask(self.name.removeprefix(PREFIX))
-        shape = env.seen.shape or ()
-        if not (is_image(env.seen) and min(shape[:2]) >= _LARGE_IMAGE):
-            return found
-        found |= for_images(shape[2], hardware)
-        if env.options.get("frameskip", 1) == 1 and "frame_skip" not in wanted:
-            found["frame_skip"] = (4, "a person decides no faster")
-        if str(wanted.get("frame_skip", found.get("frame_skip", (1,))[0])) != "1":
-            found["frame_max"] = (True, "sprites that flicker are seen")
-        found["reward_clip"] = (True, "rewards of any size are learned from with the same settings")
-        return found
-
-    def curriculum(self, config: GymConfig) -> tuple[()]:
-        del config
-        return ()
+    def check_installed(self) -> None:
+        """Raise UserError if the environment is unknown or needs a package that is missing."""
+        ask(self.name.removeprefix(PREFIX))
 
     def init(self, config: GymConfig, key: Tensor) -> GymState:
         """States of the right shape in which nothing is seen yet: what a learner needs to know before anything is played."""
@@ -155,24 +140,6 @@ class GymGame:
 
     def legal(self, config: GymConfig, state: GymState) -> Tensor:
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
-
-
-def for_images(channels: int, hardware: Hardware) -> dict[str, tuple[Any, str]]:
-    """What suits large images, whatever they show."""
-    found: dict[str, tuple[Any, str]] = {}
-    if channels == 3:
-        found["grey"] = (True, "a third of the bytes; few games are about colours")
-    if channels != 4:  # four are a stack already
-        found["size"] = (84, "a few bytes of each image show what matters")
-        found["stack"] = (4, "movement is seen")
-    few = hardware.tier == "cpu-few"
-    channels_of, hidden = ((16, 32, 32), (256,)) if few else ((32, 64, 64), (512,))
-    width = "a core learns from a thousand images a second" if few else "as in Mnih et al. 2015"
-    for algo in ("ppo", "dqn", "pqn"):
-        found[f"{algo}.net"] = ("pixels", "images: few convolutions in large steps")
-        found[f"{algo}.channels"], found[f"{algo}.hidden"] = (channels_of, width), (hidden, width)
-        found[f"{algo}.learning_rate"] = (5e-4, "normalised convolutions stand no more than 1e-3")
-    return found
 
 
 def frame_shape(spec: Spec) -> tuple[int, ...]:

@@ -30,8 +30,7 @@ import numpy as np
 from gymnasium import spaces
 
 from redline.core.errors import UserError
-from redline.core.records import Hardware
-from redline.envs.gym_envs import GymConfig, GymGame, for_images
+from redline.envs.gym_envs import GymConfig, GymGame
 
 _RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the joypad; A jumps, B runs
 _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # SIMPLE_MOVEMENT of the package
@@ -76,34 +75,8 @@ class MarioGame(GymGame):
     def open(self, config: Any) -> gymnasium.Env[Any, Any]:
         return MarioEnv(self.world, self.stage, config.noops, config.patience)
 
-    def suggest(self, hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-        del wanted
-        _emulator()  # or say what is missing before anything else is done
-        found: dict[str, tuple[Any, str]] = {
-            "algo": ("ppo", "needs the fewest settings to be right"),
-            "frame_skip": (4, "a person decides no faster"),
-            "backplay": (0.5, "what Mario dies of is met more often than the way to it"),
-        }
-        found |= for_images(_SCREEN[2], hardware)
-        # With those for more cores, and actions chosen in the actors, the flag was reached in nine of ten games after a quarter
-        # of an hour on 16 cores and a GPU. A few cores get what of it does not depend on how many games are played.
-        steady = "as much as a policy stands that is learned from often"
-        found |= {
-            "ppo.gamma": (0.95, "what a jump leads to is seen within a second"),
-            "ppo.learning_rate": (2.5e-4, steady),
-            "ppo.learning_rate_end": (5e-5, "in the end every jump counts"),
-            "ppo.target_kl": (0.04, steady),
-            "ppo.ema_decay": (0.998, "what plays in the end is steadier than what explores"),
-        }
-        if hardware.tier != "cpu-few":
-            games = 4 * max(2, hardware.cores - 1)
-            found |= {
-                "ppo.num_envs": (games, "four for each core that plays share a question"),
-                "ppo.rollout_steps": (64, "longer than any jump; many games at once are more various than long ones"),
-                "ppo.batch_size": (games * 64 // 6, "a sixth of what is played between two updates"),
-                "ppo.epochs": (5, "emulators are slow: each step is learned from often"),
-            }
-        return found
+    def check_installed(self) -> None:
+        _emulator()
 
 
 class MarioEnv(gymnasium.Env[Any, Any]):

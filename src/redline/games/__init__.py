@@ -15,7 +15,6 @@ __all__ = ["Game", "build", "draw_cells", "failures", "load", "names", "registry
 
 registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"), build)
 
-Phases = tuple[tuple[str, float, float, dict[str, Any]], ...]  # of a curriculum: name, from, to, options
 
 
 def names() -> list[str]:

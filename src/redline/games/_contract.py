@@ -6,7 +6,7 @@ import colorsys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from redline.core.errors import UserError
 
@@ -77,15 +77,6 @@ class Game:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.module.__doc__)  # `redline list` prints its first line
-
-    suggest: ClassVar[Any]
-    curriculum: ClassVar[Any]
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, member: str) -> Any:
-            if member in ("suggest", "curriculum", "GPU_INLINE", "UNROLL"):
-                return getattr(self.module, member)
-            raise AttributeError(f"a game has no attribute {member!r}")
 
     def __reduce__(self) -> tuple[Callable[[str], Game], tuple[str]]:
         """Pickle and copy by name: the functions of a module are not copied."""

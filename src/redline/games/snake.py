@@ -10,7 +10,6 @@ Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Events, Hardware, Spec, where
+from redline.core.records import Events, Spec, where
 from redline.core.select import full_set, nth_cell, one_cell, pack
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
@@ -34,19 +33,6 @@ PALETTE = (  # what `cells` numbers: name and colour
 # Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
 
-_SMALL = 7  # columns and rows of a board that a CPU learns whole
-_MIDDLE = 12  # of one that a large GPU sees through convolutions
-# For PPO then; 99.2 % to 99.6 % of 10x10 boards filled after four minutes on an H200, and an MLP needs five.
-_CONVOLVED: dict[str, tuple[Any, str]] = {
-    "net": ("cnn", "needs a twentieth of the games to play as well as a wide MLP, which is sooner on this GPU"),
-    "channels": ((64, 64, 64), "as wide as this GPU multiplies at full speed"),
-    "stride": (1, "every cell counts"),
-    "hidden": ((512,), "what the convolutions saw, put together"),
-    "num_envs": (4_096, "enough to fill this GPU with convolutions"),
-    "batch_size": (16_384, "an eighth of what is played between two updates"),
-    "learning_rate": (6e-4, "what convolutions stand"),
-    "learning_rate_end": (1e-5, "play that is nearly perfect is only polished"),
-}
 _PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
 
 
@@ -146,57 +132,6 @@ def spec(config: Config) -> Spec:
         score_name="foods",
         truncates=True,  # by starvation
     )
-
-
-def suggest(hardware: Hardware, wanted: Mapping[str, Any] | None = None) -> dict[str, tuple[Any, str]]:
-    """Settings to train with on this hardware, each with its reason; `wanted` are the options that were asked for."""
-    wanted, gpu = wanted or {}, hardware.kind == "cuda"
-    found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "learns from what it plays, which costs next to nothing here")}
-    sides = [str(wanted.get(side, getattr(Config, side))) for side in ("width", "height")]
-    side = max(int(side) if side.isdecimal() else _MIDDLE + 1 for side in sides)
-    whole = gpu or side <= _SMALL
-    view = wanted.get("view", "centred" if "sight" in wanted or not whole else "wrapped")
-    if view == "centred":
-        found["view"] = (view, "seen from the head, what is learned in one corner holds in all")
-        found["sight"] = (4, "the near cells and the way to the food are a quarter of the inputs of the whole board")
-    if view != "wrapped":
-        return found
-    found["view"] = (view, "the whole board, seen from the head: the last foods are won by planning around the body")
-    found["reward_starve"] = (-2.0, "the longer it looks ahead, the less going round in circles costs by itself")
-    found["ppo.gamma"] = (0.995, "a filled board is hundreds of moves away")
-    found["pqn.gamma"] = found["ppo.gamma"]
-    found["pqn.epsilon_high"] = (0.02, "a random move may be the last")
-    found["pqn.epsilon_low"] = (5e-4, "a game has hundreds of moves, each of which may be random")
-    found["ppo.gamma_end"] = (0.999, "in the end a few moves saved are not worth a risk")
-    if not gpu:  # on small boards, seldom lost, practice was not tried
-        for algo in ("ppo", "pqn"):
-            found[f"{algo}.hidden"] = ((128, 128), "wide enough for a whole small board")
-        found["ppo.rollout_steps"] = (64, "longer than the way to a food")
-        return found
-    found["reward_starve"] = (-5.0, found["reward_starve"][1])
-    found["backplay"] = (0.8, "what goes wrong seldom is met often")
-    found["pqn.q_lambda"] = (0.9, "foods are many moves apart")
-    found["ppo.entropy_end"] = (3e-4, "in the end every random move may be the last")
-    large = hardware.tier == "gpu-large"
-    quick = "from the head's place all weights mean the same: fifteen times faster than a CNN"
-    for algo in ("ppo", "dqn", "pqn"):
-        found[f"{algo}.net"] = ("mlp", quick)
-        found[f"{algo}.hidden"] = ((1024, 512) if large else (512, 512), "a GPU multiplies wider layers at little cost")
-    if large and side <= _MIDDLE:
-        return found | {f"ppo.{name}": chosen for name, chosen in _CONVOLVED.items()}
-    found["ppo.learning_rate"] = (8e-4, "half a million steps an update give steady gradients")
-    found["ppo.learning_rate_end"] = (2e-5, "play that is nearly perfect is only polished")
-    return found
-
-
-def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
-    """Snakes of any length at first, where the whole board is seen: how a game is won is learned before how to get there.
-
-    Without, some runs never fill a board once and settle for nearly.
-    """
-    if config.view != "wrapped":
-        return ()
-    return (("long", 0.0, 0.5, {"long_start": config.cells - 2}),)
 
 
 def init(config: Config, key: Tensor) -> State:

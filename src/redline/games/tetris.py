@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.bits import count_bits, count_bits_along, count_octets, fold_octets, heights, weigh_octets
 from redline.core.errors import UserError
-from redline.core.records import Events, Hardware, Spec, where
+from redline.core.records import Events, Spec, where
 from redline.games._tetrominoes import ABOVE, PLACES, lowest_of, placements, property_of, rows_of, shape_of
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
@@ -112,8 +111,6 @@ class State(NamedTuple):
 
 
 HIDDEN = ("held", "ticks", "bag", "drawn", "key")  # fields no observation reads: a replay need not store them
-UNROLL = 18  # sums over a few columns: as reductions they would be padded to a power of two
-GPU_INLINE = 40  # 10 makes placements and afterstates 20 to 80 % slower on an H200
 LIVE = ("start_height", "ceiling", "reward_line", "reward_death", "reward_hole", "reward_height", "reward_piece")
 
 
@@ -157,35 +154,6 @@ def spec(config: Config) -> Spec:
         num_actions=7 + config.hold if keys else num_placements(config),
         score_name="lines",
         masked=not keys,
-    )
-
-
-def suggest(hardware: Hardware, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Settings to train with on this hardware, each with its reason; `wanted` are the options that were asked for."""
-    found: dict[str, tuple[Any, str]] = {"algo": ("ppo", "learns from what it plays, which costs next to nothing here")}
-    gpu = hardware.kind == "cuda"
-    if wanted.get("actions") == "keys":
-        found["ppo.learning_rate"] = (5e-4, "one key changes little: what it was worth is hard to tell")
-        found["ppo.hidden"] = ((256, 256) if gpu else (64, 64), "wide enough to see a board")
-    elif wanted.get("view", "afterstates") == "afterstates":
-        found["view"] = ("afterstates", "judging the boards a piece can lead to is easier than judging the moves")
-        found["ppo.hidden"] = ((64, 64) if gpu else (32,), "features say most of it, and 34 boards a move go through")
-        found["ppo.epochs"] = (2, "each board is seen twice")
-    return found
-
-
-def curriculum(config: Config) -> tuple[tuple[str, float, float, dict[str, Any]], ...]:
-    """Penalties for what makes boards hard to clear, light until lines are being cleared.
-
-    On high boards afterstates are learned below a ceiling: what keeps a stack of ten rows alive keeps one of twenty alive for
-    good, and is learned from games that end. On lower ones games end often enough.
-    (Planes are not: the piece would be drawn below the ceiling, which the board that is played in the end does not have.)
-    """
-    low = {"ceiling": 10} if config.view == "afterstates" and config.height >= 16 and not config.ceiling else {}
-    return (
-        ("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01} | low),
-        ("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02} | low),
-        ("full", 0.66, 1.0, {"reward_hole": -0.1, "reward_height": -0.05} | low),
     )
 
 

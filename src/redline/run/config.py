@@ -15,21 +15,20 @@ from typing import Any
 
 import torch
 
-from redline import algos
+from redline import algos, recipes
 from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
 from redline.envs.gym_envs import WORTH_A_PROCESS
+from redline.recipes.recipe import RUN_SETTINGS, Recipe
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 
 DEFAULT_MINUTES = 3.0
 DEFAULT_ALGO = "dqn"
-# What a game suggests together with a network, and not for another.
-_OF_NET = ("net", "hidden", "channels", "stride", "num_envs", "batch_size", "learning_rate", "learning_rate_end")
 _OF_REPLAY = ("n_step", "replay", "replay_capacity", "prioritized", "preset")  # only this algorithm has them
 
 
@@ -95,6 +94,7 @@ class Plan:
     inference: str
     run_dir: Path
     curriculum: Curriculum | None
+    recipe: Recipe
     reasons: dict[str, str]  # setting -> why it was chosen
 
     def describe(self) -> dict[str, Any]:
@@ -150,33 +150,39 @@ def resolve(settings: Settings) -> Plan:
         only = "there is only a CPU: no CUDA device was found"
         reasons["device"] = only if device.type == "cpu" else "a CUDA device was found"
 
-    for_game = game.suggest(machine, settings.env_options)
-    algo_name, why_algo = for_game.pop("algo", (DEFAULT_ALGO, "learns from a memory of what was played"))
+    if game.ON_CPU:
+        game.check_installed()  # type: ignore[attr-defined]
+    recipe = recipes.find(settings.env)
     if settings.algo == "auto":
+        algo_setting = recipes.choose_algo(game)
+        algo_name, why_algo = algo_setting.value, str(algo_setting.reason)
         if asked := [name for name in _OF_REPLAY if getattr(settings, name) not in (None, False)]:
             suitable = algos.with_option("replay_capacity")
             if algo_name not in suitable:
                 algo_name, why_algo = suitable[0], f"{asked[0]} needs a replay memory"
         settings, reasons["algo"] = dataclasses.replace(settings, algo=algo_name), why_algo
     algo = algos.load(settings.algo)
-    backplay, reasons["backplay"] = for_game.pop("backplay", (0.0, "every game begins anew"))
+    requested_env = options.parse(game.Config, settings.env_options, "env.")
+    request = recipes.Request(game, machine, settings.algo, requested_env, settings.algo_options)
+    recommended = recipes.collect(request)
+    for_run = {name: recommended.pop(name, None) for name in RUN_SETTINGS}
+    backplay, reasons["backplay"] = 0.0, "every game begins anew"
+    if for_run["backplay"] is not None:
+        backplay, reasons["backplay"] = for_run["backplay"].value, str(for_run["backplay"].reason)
     if settings.backplay and game.ON_CPU and not game.CAN_RESTORE:  # type: ignore[attr-defined]
         raise UserError(f"retry is {settings.backplay}, but {settings.env} cannot go back; leave it away.")
     if settings.backplay is not None:
         backplay, reasons["backplay"] = settings.backplay, "asked for"
-    for_env = {k: v for k, v in for_game.items() if "." not in k and k not in settings.env_options}
-    reasons |= {f"env.{name}": why for name, (_, why) in for_env.items()}
-    defaults = {name: value for name, (value, _) in for_env.items()}
+    for_env = {name.removeprefix("env."): row for name, row in recommended.items() if name.startswith("env.")}
+    for_env = {name: row for name, row in for_env.items() if name not in requested_env}
+    reasons |= {f"env.{name}": str(row.reason) for name, row in for_env.items()}
+    defaults = {name: row.value for name, row in for_env.items()}
     env_options = dataclasses.asdict(options.build(game.Config, settings.env_options, "env.", defaults))
     rules = make_rules(settings.env, env_options, settings.time_limit)
 
-    prefix = f"{algo.group}."
-    suggested = dict(algo.module.suggest(machine, "process" if game.ON_CPU else "tensor"))
-    of_game = {k.removeprefix(prefix): v for k, v in for_game.items() if k.startswith(prefix)}
-    if "net" in of_game and settings.algo_options.get("net", of_game["net"][0]) != of_game["net"][0]:
-        of_game = {k: v for k, v in of_game.items() if k not in _OF_NET}
-    suggested |= of_game
-    num_envs, reasons["num_envs"] = suggested.pop("num_envs")
+    suggested = {name: (row.value, str(row.reason)) for name, row in recommended.items() if "." not in name}
+    assert for_run["num_envs"] is not None
+    num_envs, reasons["num_envs"] = for_run["num_envs"].value, str(for_run["num_envs"].reason)
     for name, (_, why) in suggested.items():
         reasons[name] = why
     wanted: dict[str, Any] = dict(settings.algo_options)
@@ -199,7 +205,7 @@ def resolve(settings: Settings) -> Plan:
         reasons |= dict.fromkeys(preset, f"of the preset {settings.preset}")
     for name in wanted:
         reasons.pop(name.replace("-", "_"), None)
-    algo_config = options.build(algo.Config, wanted, prefix, defaults)
+    algo_config = options.build(algo.Config, wanted, f"{algo.group}.", defaults)
 
     if fits:
         algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
@@ -246,7 +252,7 @@ def resolve(settings: Settings) -> Plan:
     inference, why_inference = _pick_inference(settings, machine, actors)
     if actors:
         reasons["inference"] = why_inference
-    curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules)
+    curriculum, reasons["curriculum"] = _pick_curriculum(settings, rules, recipe)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     return Plan(
         settings=settings,
@@ -265,6 +271,7 @@ def resolve(settings: Settings) -> Plan:
         inference=inference,
         run_dir=run_dir,
         curriculum=curriculum,
+        recipe=recipe,
         reasons=reasons,
     )
 
@@ -309,7 +316,7 @@ def _fit_replay(algo: Algorithm, config: Any, rules: Rules, device: torch.device
     return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
 
 
-def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | None, str]:
+def _pick_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tuple[Curriculum | None, str]:
     if settings.curriculum_file is not None:
         if rules.game.ON_CPU:
             raise UserError(
@@ -320,7 +327,7 @@ def _pick_curriculum(settings: Settings, rules: Rules) -> tuple[Curriculum | Non
         return Curriculum(read_phases(settings.curriculum_file), rules), "asked for"
     if settings.curriculum is False:
         return None, "asked for"
-    phases = phases_of(rules.game.curriculum(rules.config), without=settings.env_options)
+    phases = phases_of(recipe.curriculum(rules.config), without=settings.env_options)
     if not phases:
         if settings.curriculum:
             raise UserError(f"{settings.env} has no curriculum of its own; give one with --curriculum-file.")

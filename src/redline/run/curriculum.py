@@ -9,9 +9,9 @@ options, and so is every evaluation. Training never goes back to an earlier phas
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,11 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import leaves
 from redline.envs import batch, change_rules
 from redline.envs.batch import Rules
-from redline.games import Phases
+from redline.recipes import Phase
 
 BASE = "base"  # name of what no phase covers
 _PROBES = 64  # games played to see what an option changes
 _PROBE_STEPS = 8
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of the training and the options it is played with."""
-
-    name: str
-    start: float  # share of the training, included
-    end: float  # not included
-    options: Mapping[str, Any]
-
-    def describe(self) -> dict[str, Any]:
-        """As in a file."""
-        return {"name": self.name, "from": self.start, "to": self.end, "env": dict(self.options)}
 
 
 class Curriculum:
@@ -88,12 +74,12 @@ def read_phases(path: str) -> list[Phase]:
     return [_phase(record, number) for number, record in enumerate(records, 1)]
 
 
-def phases_of(records: Phases, without: Iterable[str] = ()) -> list[Phase]:
+def phases_of(records: Iterable[Phase], without: Iterable[str] = ()) -> list[Phase]:
     """A game's own curriculum, which leaves the options in `without` alone: somebody asked for them."""
     asked = {name.replace("-", "_") for name in without}
     found = [
-        Phase(name, start, end, {option: value for option, value in options.items() if option not in asked})
-        for name, start, end, options in records
+        dataclasses.replace(phase, options={k: v for k, v in phase.options.items() if k not in asked})
+        for phase in records
     ]
     return found if any(phase.options for phase in found) else []
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from redline import recipes
 from redline.collect.actor_supervisor import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
 from redline.core import random
@@ -190,7 +191,7 @@ def evaluate(
     limit = math.ceil(max_steps / slots) if max_steps else slot_steps  # steps a slot, 0: none
     look_every = _LOOK_EVERY_LONG if max_steps else _LOOK_EVERY
     compiler, compile_from = (
-        fast.Compiler(compile, notify, device, rules.game),
+        fast.Compiler(compile, notify, device, recipes.compiler_options(rules.game)),
         0 if max_steps and limit > _COMPILE_AFTER else _COMPILE_AFTER,
     )
     envs = batch.reset(rules, batch.env_keys(HELD_OUT + seed, slot))

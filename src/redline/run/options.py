@@ -65,14 +65,19 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
     return text
 
 
-def build(kind: type[T], words: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any] | None = None) -> T:
-    """A `kind` dataclass from words by field name (text is parsed, other values are taken), over `defaults`."""
+def parse(kind: type, words: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the values of a dataclass's fields from words, by field name; text is parsed, other values are taken."""
     hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    values = dict(defaults or {})
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    values = {}
     for name, word in words.items():
         plain = name.replace("-", "_")
         if plain not in fields:
             raise UserError(f"There is no option {prefix}{name}{nearest(plain, fields) or '.'}")
         values[plain] = parse_value(fields[plain], word, prefix + name) if isinstance(word, str) else word
-    return kind(**values)
+    return values
+
+
+def build(kind: type[T], words: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any] | None = None) -> T:
+    """Return a `kind` dataclass from words by field name, over `defaults`."""
+    return kind(**{**(defaults or {}), **parse(kind, words, prefix)})

@@ -28,7 +28,7 @@ class Session:
         _check_memory(plan)
         if plan.device.type == "cuda":  # streams and events are those of the current device
             torch.cuda.set_device(plan.device)
-        self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.rules.game)
+        self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.recipe.compiler)
         runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:

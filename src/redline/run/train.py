@@ -253,7 +253,7 @@ def _opening(plan: Plan) -> list[str]:
     if plan.curriculum:
         phases = ", ".join(f"{x.name} {100 * x.start:.0f}-{100 * x.end:.0f} %" for x in plan.curriculum.phases)
         lines.append(f"Curriculum: {phases}; evaluation plays by the run's own options.")
-    elif plan.rules.game.curriculum(plan.rules.config) and plan.settings.curriculum is None:
+    elif plan.recipe.curriculum(plan.rules.config) and plan.settings.curriculum is None:
         lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
         lines.append("Compiling; the first run on a machine takes longest.")

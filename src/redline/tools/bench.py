@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
-from redline import algos, oracles
+from redline import algos, oracles, recipes
 from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
@@ -112,7 +112,7 @@ def bench_env(wanted: Wanted, out: TextIO) -> dict[str, Any]:
 
     def measure(count: int, compiles: bool, graphs: bool) -> float | None:
         torch._dynamo.reset()
-        compiler = fast.Compiler(compiles, _complain, place, rules.game)
+        compiler = fast.Compiler(compiles, _complain, place, recipes.compiler_options(rules.game))
         loop = EnvLoop(rules, count, place, compiler, graphs)
         per_second = rate(loop.call, wanted.seconds, place)
         if compiler.enabled != compiles or loop.call.enabled != graphs:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redline import recipes
 from redline.core import random
 from redline.core.records import Episode, Spec, Step
 from redline.engine import fast, hardware
@@ -142,8 +143,8 @@ def _measure(
     torch._dynamo.reset()
     num_envs = min(1024, max(1, capacity // 64))
     state = _example(rules, num_envs, device)
-    game = rules.game if hasattr(rules.game, "VERSION") else None
-    compiler = fast.Compiler(compiles, _say, device, game)
+    options = recipes.compiler_options(rules.game)
+    compiler = fast.Compiler(compiles, _say, device, options)
     graph = device.type == "cuda"
     if where == "device":
         ring = ReplayRing(rules, state, capacity, 1, 0.99, finals=1, alpha=alpha)

@@ -1,0 +1,126 @@
+"""The vocabulary of recipes: a setting with its reason, tables by class of hardware, phases of a curriculum, a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redline.core.records import Hardware
+from redline.engine.fast import DEFAULT_OPTIONS, CompilerOptions
+from redline.games import Game
+
+RUN_SETTINGS = (
+    "num_envs",
+    "backplay",
+)  # settings of the run; `env.*` are the environment's, all others the algorithm's
+
+
+class ByClass(NamedTuple):
+    """One value for each class of hardware; UNSET leaves the option as it is."""
+
+    cpu_few: Any
+    cpu_many: Any
+    gpu_small: Any
+    gpu_mid: Any
+    gpu_large: Any
+
+
+UNSET = object()
+
+
+def by_device(cpu: Any = UNSET, gpu: Any = UNSET) -> ByClass:
+    """One value for every CPU and one for every GPU."""
+    return ByClass(cpu, cpu, gpu, gpu, gpu)
+
+
+def per_core(at_least: int) -> Callable[[Hardware], int]:
+    """As many as the machine has cores, and never fewer than `at_least`."""
+    return lambda hardware: max(at_least, hardware.cores)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of one option, the reason for it in one phrase, and where it came from.
+
+    In a recipe's table value and reason may be `ByClass`, and the value a function of Hardware; `for_hardware` picks.
+    """
+
+    value: Any
+    reason: str | ByClass = ""
+    source: str = ""  # filled in by `recipes.collect`
+
+    def describe(self) -> dict[str, Any]:
+        """Value, source and reason, as stored in config.json."""
+        return {"value": self.value, "source": self.source, "reason": self.reason}
+
+
+Table = dict[str, Setting]  # by name: `num_envs`, `backplay`, `env.NAME`, or NAME, an option of the algorithm
+
+
+def for_hardware(table: Table, hardware: Hardware) -> dict[str, Setting]:
+    """Return the rows of `table` that apply to this hardware, each with a single value and reason."""
+
+    def pick(entry: Any) -> Any:
+        if isinstance(entry, ByClass):
+            entry = getattr(entry, hardware.tier.replace("-", "_"))
+        return entry(hardware) if callable(entry) else entry
+
+    rows = {name: Setting(pick(row.value), pick(row.reason), row.source) for name, row in table.items()}
+    return {name: row for name, row in rows.items() if row.value is not UNSET}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training and the environment options it uses."""
+
+    name: str
+    start: float  # training progress, 0 to 1, included
+    end: float  # not included
+    options: Mapping[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """The phase as written in a curriculum file."""
+        return {"name": self.name, "from": self.start, "to": self.end, "env": dict(self.options)}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that settings depend on."""
+
+    game: Game  # a tensor game, or a CPU environment in its place (`game.ON_CPU`)
+    hardware: Hardware
+    algo: str
+    env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # requested values, by option name
+    algo_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the run trains on a CUDA device."""
+        return self.hardware.kind == "cuda"
+
+    def env_option(self, name: str) -> Any:
+        """Return the requested value of an environment option, or its default."""
+        return self.env_options.get(name, getattr(self.game.Config, name))
+
+
+def _no_phases(config: Any) -> tuple[Phase, ...]:
+    del config
+    return ()
+
+
+def _no_settings(request: Request) -> dict[str, Setting]:
+    del request
+    return {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What trains well in one environment."""
+
+    name: str = ""  # empty: nobody wrote a recipe for this environment
+    settings: Callable[[Request], dict[str, Setting]] = _no_settings  # over the defaults of the environment's kind
+    curriculum: Callable[[Any], tuple[Phase, ...]] = _no_phases  # from the environment's Config
+    algo: Setting | None = None  # the algorithm to train with, unless another is requested
+    compiler: CompilerOptions = DEFAULT_OPTIONS
