@@ -17,7 +17,7 @@ from redline.core.records import Events
 from redline.core.select import pack
 from redline.envs import batch, make, make_rules
 from redline.envs.batch import env_keys
-from redline.games import snake
+from redline.games import _snake_views, snake
 from redline.games.snake import Config, State
 from redline.oracles.snake import MOVES, Oracle
 from redline.oracles.snake import _path as oracle_path
@@ -281,7 +281,7 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
         tail=flipped(state.tail),
         heading=heading,
     )
-    aside = snake._food(config, state)[1]
+    aside = _snake_views._food(config, state)[1]
     lopsided = aside != 0  # in front of the head there is nothing to mirror by
     assert (aside < 0).any()
     assert (aside > 0).any()
@@ -443,6 +443,6 @@ def test_planes_by_words(size: tuple[int, int]) -> None:
     state = rules.game.init(rules.config, env_keys(3, torch.arange(256)))
     state = state._replace(food=torch.where(torch.arange(256) % 7 == 0, -1, state.food).to(torch.int16))
     expected = snake.observe(rules.config, state)
-    found = snake._planes_by_words(rules.config, state, expected.dtype)
+    found = _snake_views.planes_by_words(rules.config, state, expected.dtype)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     assert torch.equal(found, expected)

@@ -17,7 +17,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make, make_rules
 from redline.envs.batch import env_keys
-from redline.games import tetris
+from redline.games import _tetris_planes, tetris
 from redline.games.tetris import Config
 from redline.oracles.tetris import Oracle
 
@@ -708,11 +708,11 @@ def test_planes_of_joined_rows(size: tuple[int, int], monkeypatch: pytest.Monkey
     """What a GPU writes several cells at a time is what is written here cell by cell."""
     rules = make_rules("tetris", {"width": size[0], "height": size[1], "start_height": size[1] - 4, "previews": 2})
     state = rules.game.init(rules.config, env_keys(3, torch.arange(64)))
-    wide = tetris._grouping(rules.config, torch.device("cuda"))
+    wide = _tetris_planes.grouping(rules.config, torch.device("cuda"))
     assert wide == GROUPING[size]
-    monkeypatch.setattr(tetris, "_grouping", lambda *_: wide)
+    monkeypatch.setattr(_tetris_planes, "grouping", lambda *_: wide)
     joined = tetris.observe(rules.config, state)
-    monkeypatch.setattr(tetris, "_grouping", lambda *_: (1, 1))
+    monkeypatch.setattr(_tetris_planes, "grouping", lambda *_: (1, 1))
     assert torch.equal(joined, tetris.observe(rules.config, state))
     assert joined[:, 0].any()
 

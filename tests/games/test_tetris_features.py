@@ -11,7 +11,9 @@ from tetris_drawn import Game, action_of, board_of
 from torch import Tensor
 from versus_oracle import state_of
 
+from redline.core.bits import heights
 from redline.games import tetris
+from redline.games._tetris_placements import board_features
 from redline.games.tetris import FEATURES, Config
 from redline.oracles import tetris as plain
 from redline.oracles.tetris import Board, Oracle
@@ -65,7 +67,7 @@ def columns_of(boards: list[Board]) -> Tensor:
 
 def counted(config: Config, boards: list[Board]) -> dict[str, list[int]]:
     columns = columns_of(boards)
-    found = tetris.board_features(config, columns, tetris.heights(columns))
+    found = board_features(config, columns, heights(columns))
     assert {tensor.dtype for tensor in found.values()} == {torch.int32}
     return {name: tensor.tolist() for name, tensor in found.items()}
 
@@ -82,7 +84,7 @@ def test_boards_counted_by_hand(which: str) -> None:
 def test_heights_counted_by_hand() -> None:
     board = board_of(COUNTED["towers"][0], 8)
     assert plain.heights(board) == [4, 2, 6, 4, 0, 5]
-    assert tetris.heights(columns_of([board]))[:, 0].tolist() == [4, 2, 6, 4, 0, 5]
+    assert heights(columns_of([board]))[:, 0].tolist() == [4, 2, 6, 4, 0, 5]
 
 
 SIZES = [(10, 20), (4, 6), (16, 32), (7, 14), (5, 24), (6, 25), (16, 6)]
@@ -112,7 +114,7 @@ def test_counts_equal_plain_python(width: int, height: int) -> None:
     for name in COUNTS:
         count = getattr(plain, name)
         assert found[name] == [count(board) for board in boards], name
-    assert tetris.heights(columns_of(boards)).t().tolist() == [plain.heights(board) for board in boards]
+    assert heights(columns_of(boards)).t().tolist() == [plain.heights(board) for board in boards]
 
 
 def games_on(boards: list[Board], **options: Any) -> tuple[Config, tetris.State, list[Oracle]]:

@@ -16,7 +16,6 @@ __all__ = ["Game", "build", "draw_cells", "failures", "load", "names", "registry
 registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"), build)
 
 
-
 def names() -> list[str]:
     """Return the names of all built-in and installed games, sorted, without importing them."""
     return registry.names()

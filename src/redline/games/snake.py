@@ -19,7 +19,10 @@ from torch import Tensor
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec, where
-from redline.core.select import full_set, nth_cell, one_cell, pack
+from redline.core.select import nth_cell, one_cell
+from redline.games._snake_grid import age_at, direction, distance, mark_cell, row_column
+from redline.games._snake_start import coiled, straight
+from redline.games._snake_views import centred, mirrored, planes_by_words, wrapped
 
 VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
 
@@ -32,8 +35,6 @@ PALETTE = (  # what `cells` numbers: name and colour
 
 # Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
-
-_PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,9 @@ def init(config: Config, key: Tensor) -> State:
     """New games from their streams. key (N,) int32."""
     long_start: Any = config.long_start
     if isinstance(long_start, Tensor):  # live, its value is not known here: both are made, and it chooses
-        body = where(long_start > config.start_length, _coiled(config, key), _straight(config, key))
+        body = where(long_start > config.start_length, coiled(config, key), straight(config, key))
     else:
-        body = (_coiled if long_start > config.start_length else _straight)(config, key)
+        body = (coiled if long_start > config.start_length else straight)(config, key)
     return State(
         ages=body.ages,
         head=body.head.to(torch.int16),
@@ -154,90 +155,6 @@ def init(config: Config, key: Tensor) -> State:
     )
 
 
-class _Body(NamedTuple):
-    """Snakes of new games: as in State, int32 but for `ages`."""
-
-    ages: Tensor
-    head: Tensor
-    heading: Tensor
-    tail: Tensor
-    free: Tensor
-    length: Tensor
-
-
-def _straight(config: Config, key: Tensor) -> _Body:
-    """Snakes of start_length, laid out straight."""
-    height, width, length = config.height, config.width, config.start_length
-    if config.start == "random":
-        heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
-        down, right = _direction(heading)
-        # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
-        room_down = height - down.abs() * (length - 1)
-        room_right = width - right.abs() * (length - 1)
-        place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
-        row = place // room_right + torch.where(down > 0, length - 1, 0)
-        column = place % room_right + torch.where(right > 0, length - 1, 0)
-    else:
-        heading = torch.ones_like(key)
-        down, right = _direction(heading)
-        row = torch.full_like(key, height // 2)
-        column = torch.full_like(key, (width + length - 1) // 2)
-
-    head, stride = row * width + column, down * width + right
-    free = full_set(config.cells, key.device)
-    ages = torch.zeros(1, height, width, dtype=_age_dtype(config), device=key.device)
-    for behind in range(length):
-        cell = head - behind * stride
-        free = free & ~one_cell(cell, config.cells)
-        ages = torch.where(_at(config, cell), length - behind, ages)
-    return _Body(ages, head, heading, head - (length - 1) * stride, free, torch.full_like(key, length))
-
-
-def _coiled(config: Config, key: Tensor) -> _Body:
-    """Snakes of start_length to long_start cells, laid anywhere along `_path`; it goes on before and behind them."""
-    places, closed = _path(config, key.device)
-    more: Any = config.long_start - config.start_length + 1
-    more = more.clamp(min=1) if isinstance(more, Tensor) else more
-    length = config.start_length + random.below(random.bits(key, _LENGTH), more).to(torch.int32)
-    place = random.bits(key, _PLACE)
-    start = random.below(place, config.cells) if closed else 1 + random.below(place, config.cells - 1 - length)
-    start = start.to(torch.int32)  # the tail's place on the path
-
-    behind = places.view(1, -1) - start.view(-1, 1)  # (N, C): cells of the path from the tail to here
-    behind = torch.where(behind < 0, behind + config.cells, behind)
-    ages = torch.where(behind < length.view(-1, 1), behind + 1, 0)
-    # The path the other way round: the cell at each place.
-    every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
-    cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
-    head_place = (start + length - 1) % config.cells
-    head, neck = cell[head_place], cell[(head_place + config.cells - 1) % config.cells]
-    stride = head - neck
-    heading = torch.where(stride == 1, 1, torch.where(stride == -1, 3, torch.where(stride > 0, 2, 0)))
-    ages = ages.to(_age_dtype(config)).view(-1, config.height, config.width)
-    return _Body(ages, head, heading.to(torch.int32), cell[start], pack(ages.flatten(1) == 0), length)
-
-
-def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:
-    """The place (C,) int32 of every cell on a path back and forth over the whole board; and whether its ends meet.
-
-    0 1 2 3     Where they meet a snake can follow it for ever: no start is lost from the beginning. That takes an even
-    7 6 5 4     number of rows (the first column is then the way back, from 7 to 0 here) or, with rows and columns
-                exchanged, of columns; else the path ends in a corner.
-    """
-    every = torch.arange(config.cells, dtype=torch.int32, device=device)
-    row, column = _row_column(config, every)
-    height, width = config.height, config.width
-    closed = height % 2 == 0 or width % 2 == 0
-    if height % 2 and closed:
-        row, column, height, width = column, row, width, height
-    if not closed:
-        return row * width + torch.where(row % 2 == 0, column, width - 1 - column), False
-    across = torch.where(row % 2 == 0, column - 1, width - 1 - column)
-    there = 1 + row * (width - 1) + across
-    back = torch.where(row == 0, 0, config.cells - row)
-    return torch.where(column == 0, back, there), True
-
-
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
     """One move. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
 
@@ -245,18 +162,18 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     """
     head, food = state.head.to(torch.int32), state.food.to(torch.int32)
     heading = _turn(config, state, action.to(torch.int32))
-    down, right = _direction(heading)
-    row, column = _row_column(config, head)
+    down, right = direction(heading)
+    row, column = row_column(config, head)
     row, column = row + down, column + right
     inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
     target = torch.where(inside, row * config.width + column, head)
 
-    died = ~inside | (_age_at(state, target) > 1)
+    died = ~inside | (age_at(state, target) > 1)
     ate = (target == food) & ~died
     length = state.length.to(torch.int32) + ate
     won = length == config.cells
 
-    arrives = _at(config, torch.where(died, -1, target))
+    arrives = mark_cell(config, torch.where(died, -1, target))
     leaves = (~died & ~ate).to(state.ages.dtype).view(-1, 1, 1)
     ages = torch.where(arrives, length.to(state.ages.dtype).view(-1, 1, 1), (state.ages - leaves).clamp(min=0))
     leaving = torch.where(died | ate, -1, state.tail.to(torch.int32))
@@ -276,7 +193,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     )
     closer: Any = config.reward_closer
     if isinstance(closer, Tensor) or closer:
-        nearer = _distance(config, head, food) - _distance(config, target, food)
+        nearer = distance(config, head, food) - distance(config, target, food)
         reward = reward + closer * nearer.to(torch.float32)
 
     new_state = State(
@@ -299,85 +216,11 @@ def observe(config: Config, state: State) -> Tensor:
     dtype = spec(config).obs_dtype
     if config.view == "planes":
         if state.ages.device.type == "cuda" and config.cells * dtype.itemsize % 4 == 0:
-            return _planes_by_words(config, state, dtype)
-        planes = (state.ages, _at(config, state.head), _at(config, state.food))
+            return planes_by_words(config, state, dtype)
+        planes = (state.ages, mark_cell(config, state.head), mark_cell(config, state.food))
     else:
-        planes = (_wrapped if config.view == "wrapped" else _centred)(config, state)
+        planes = (wrapped if config.view == "wrapped" else centred)(config, state)
     return torch.stack([plane.to(dtype) for plane in planes], 1)
-
-
-def _centred(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Ages, outside and food as far as the snake sees: (N, S, S) each, the head in the middle, heading up."""
-    offset = torch.arange(-config.reach, config.reach + 1, dtype=torch.int32, device=state.ages.device)
-    ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # the first row lies farthest ahead
-    row, column = _seen_from(config, state, ahead, aside)
-    inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
-    ages = _ages_at(config, state, inside, row, column)
-    food_ahead, food_aside = (x.clamp(-config.reach, config.reach).view(-1, 1, 1) for x in _food(config, state))
-    food = (ahead == food_ahead) & (aside == food_aside) & (state.food >= 0).view(-1, 1, 1)
-    return ages, ~inside, food
-
-
-def _wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Ages, deadly cells and food of the whole board: (N, S, S) each, the head in the middle, heading up.
-
-    What lies beyond the edge of the view comes in again from the other side: a board of 10x10 takes 11x11 cells, a third of
-    what it takes to see all of it from every place. No path leads across the line of wall, so none is lost or made.
-    """
-    side = config.around
-    offset = torch.arange(side, dtype=torch.int32, device=state.ages.device) - side // 2
-    aside = offset.view(1, 1, -1) * torch.where(_mirrored(config, state), -1, 1).view(-1, 1, 1)
-    row, column = _seen_from(config, state, -offset.view(1, -1, 1), aside)
-    row, column = (torch.where(x < 0, x + side, torch.where(x >= side, x - side, x)) for x in (row, column))
-    inside = (row < config.height) & (column < config.width)
-    ages = _ages_at(config, state, inside, row, column)
-    food_row, food_column = _row_column(config, state.food.to(torch.int32).view(-1, 1, 1))
-    food = (row == food_row) & (column == food_column) & (state.food >= 0).view(-1, 1, 1)
-    return ages, ~inside | (ages > 1), food
-
-
-def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column (N, S, S) of what lies so far ahead of the heads and to their right."""
-    down, right = (x.view(-1, 1, 1) for x in _direction(state.heading.to(torch.int32)))
-    row, column = (x.view(-1, 1, 1) for x in _row_column(config, state.head.to(torch.int32)))
-    return row + ahead * down + aside * right, column + ahead * right - aside * down
-
-
-def _ages_at(config: Config, state: State, inside: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Of cells by row and column, (N, S, S); 0 where they are not `inside`."""
-    cell = torch.where(inside, row * config.width + column, 0)
-    ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
-    return torch.where(inside, ages, 0)
-
-
-def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
-    """How far ahead of the head the food lies, and how far to its right: (N,) int32 each."""
-    down, right = _direction(state.heading.to(torch.int32))
-    row, column = _row_column(config, state.head.to(torch.int32))
-    food_row, food_column = _row_column(config, state.food.to(torch.int32))
-    food_down, food_right = food_row - row, food_column - column
-    return food_down * down + food_right * right, food_down * right - food_right * down
-
-
-def _mirrored(config: Config, state: State) -> Tensor:
-    """(N,) bool: left and right are exchanged, for the food lies to the left."""
-    return (_food(config, state)[1] < 0) & (state.food >= 0)
-
-
-def _planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
-    """The planes, written four bytes at a time: a GPU is bound by how many stores it makes, not by their size."""
-    each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
-    word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
-
-    def mark(cell: Tensor) -> Tensor:
-        cell = cell.to(torch.int32).unsqueeze(1)  # -1, nowhere, is in no word
-        one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
-        return torch.where(cell >> shift == word, one, 0)
-
-    ages = state.ages.flatten(1)
-    ages = (ages if ages.element_size() == dtype.itemsize else ages.to(dtype)).view(torch.int32)  # none is negative
-    words = torch.stack([ages, mark(state.head), mark(state.food)], 1)
-    return words.view(dtype).view(-1, 3, config.height, config.width)
 
 
 def legal(config: Config, state: State) -> Tensor:
@@ -387,8 +230,8 @@ def legal(config: Config, state: State) -> Tensor:
 
 def cells(config: Config, state: State) -> Tensor:
     """(N, H, W) uint8 indices into PALETTE: the board as a person sees it."""
-    board = torch.where(_at(config, state.head), 2, (state.ages > 0).to(torch.uint8))
-    return torch.where(_at(config, state.food), 3, board).to(torch.uint8)
+    board = torch.where(mark_cell(config, state.head), 2, (state.ages > 0).to(torch.uint8))
+    return torch.where(mark_cell(config, state.food), 3, board).to(torch.uint8)
 
 
 def _turn(config: Config, state: State, action: Tensor) -> Tensor:
@@ -398,15 +241,8 @@ def _turn(config: Config, state: State, action: Tensor) -> Tensor:
         return torch.where(((action - heading) & 3) == 2, heading, action)
     turn = action - 1
     if config.view == "wrapped":
-        turn = torch.where(_mirrored(config, state), -turn, turn)
+        turn = torch.where(mirrored(config, state), -turn, turn)
     return (heading + turn) & 3
-
-
-def _direction(heading: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows down and columns right of one move, int32."""
-    down = (heading == 2).to(torch.int32) - (heading == 0).to(torch.int32)
-    right = (heading == 1).to(torch.int32) - (heading == 3).to(torch.int32)
-    return down, right
 
 
 def _new_food(config: Config, free: Tensor, key: Tensor, length: Tensor) -> Tensor:
@@ -415,15 +251,10 @@ def _new_food(config: Config, free: Tensor, key: Tensor, length: Tensor) -> Tens
     return nth_cell(free, rank, config.cells)
 
 
-def _age_at(state: State, cell: Tensor) -> Tensor:
-    """Ages of one cell of each board. cell (N,) int32."""
-    return state.ages.flatten(1).gather(1, cell.to(torch.int64).unsqueeze(1)).squeeze(1)
-
-
 def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
     """The cell that holds age 2, beside the tail: the tail once this one has left. A snake of one is its own tail."""
     tail = state.tail.to(torch.int32)
-    row, column = _row_column(config, tail)
+    row, column = row_column(config, tail)
     following = torch.where(state.length == 1, target, tail)
     for stride, exists in (
         (-config.width, row > 0),
@@ -432,31 +263,5 @@ def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
         (-1, column > 0),
     ):
         beside = torch.where(exists, tail + stride, tail)
-        following = torch.where(_age_at(state, beside) == 2, beside, following)
+        following = torch.where(age_at(state, beside) == 2, beside, following)
     return following
-
-
-def _row_column(config: Config, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Of cells (…) int32; -1 is in no row."""
-    row = torch.div(cell, config.width, rounding_mode="floor")
-    return row, cell - row * config.width
-
-
-def _distance(config: Config, a: Tensor, b: Tensor) -> Tensor:
-    """Rows plus columns between two cells."""
-    (row_a, column_a), (row_b, column_b) = _row_column(config, a), _row_column(config, b)
-    return (row_a - row_b).abs() + (column_a - column_b).abs()
-
-
-def _at(config: Config, cell: Tensor) -> Tensor:
-    """(N, H, W) bool: True at the given cell of each board. cell (N,) integer, -1: nowhere.
-
-    Compared in the narrowest dtype that holds a cell's number: on int8 sixteen cells are one instruction on a CPU.
-    """
-    dtype = _age_dtype(config)
-    every = torch.arange(config.cells, dtype=dtype, device=cell.device).view(1, config.height, config.width)
-    return every == cell.to(dtype).view(-1, 1, 1)
-
-
-def _age_dtype(config: Config) -> torch.dtype:
-    return torch.int8 if config.cells <= 127 else torch.int16

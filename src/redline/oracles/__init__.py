@@ -1,42 +1,71 @@
-"""Slow twins of the games in plain Python, one game at a time, written from the rules alone.
+"""Oracles: the rules of the games in plain Python, one game at a time, as the reference of tests and benchmarks.
 
-They define what the tensor games must do, step by step and bit by bit (the tests compare them exactly), and they are the
-"one plain Python game" that benchmarks stand beside. They share with the games nothing but the settings and the random hash.
+An oracle is written from the rules alone. It shares nothing with the tensor game but its options and the random hash, so
+that a comparison step by step finds an error in either. A module in this folder that defines `Oracle` belongs to the game
+of the same name.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Protocol
 
 from redline.core import random
+from redline.core.errors import UserError
+from redline.core.registry import Registry, defines
 
 
 class Oracle(Protocol):
-    """One game. `state()` gives the tensor game's State fields as plain numbers and lists."""
+    """One game from the random stream `key`. It may also define `legal() -> list[bool]`, one for each action."""
 
     def __init__(self, config: Any, key: int) -> None: ...
-    def step(self, action: int) -> tuple[float, bool, bool, int, bool]: ...  # reward, terminated, truncated, score, won
-    def state(self) -> dict[str, Any]: ...
-    def observe(self) -> list[list[list[int]]]: ...
+
+    def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
+        """Play one action: reward, terminated, truncated, score, won."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the tensor game's State fields by name, as plain numbers and lists."""
+
+    def observe(self) -> Any:
+        """Return the observation as nested lists of numbers; an empty list for the afterstate of an illegal action."""
 
 
-def load(name: str) -> type[Oracle]:
-    """The oracle of the game called `name`."""
-    oracle: type[Oracle] = importlib.import_module(f"{__name__}.{name}").Oracle
+def _build(name: str, module: Any) -> type[Oracle]:
+    if not isinstance(getattr(module, "Oracle", None), type):
+        raise UserError(
+            f"The oracle '{name}' has no class Oracle; expected Oracle(config, key) with step, state, observe."
+        )
+    oracle: type[Oracle] = module.Oracle
     return oracle
 
 
+registry: Registry[type[Oracle]] = Registry("oracle", __name__, "redline.oracles", defines("Oracle"), _build)
+
+
+def names() -> list[str]:
+    """Return the names of the games that have an oracle, sorted."""
+    return registry.names()
+
+
+def load(name: str) -> type[Oracle]:
+    """Return the oracle of the game called `name`, or of the module with this import name."""
+    return registry.load(name)
+
+
 def bits(key: int, counter: int) -> int:
-    """`redline.core.random.bits` for one key and counter, on Python integers."""
+    """Return 32 random bits: `redline.core.random.bits` for one key and counter, on Python integers."""
     return random.mix((key + (counter & random.MASK) * random.WEYL) & random.MASK)
 
 
+def below(random_bits: int, bound: int) -> int:
+    """Return an integer in [0, bound): `redline.core.random.below` on Python integers."""
+    return random_bits * bound >> 32
+
+
 def env_key(seed: int, env_index: int) -> int:
-    """The root key of a environment."""
+    """Return the root key of an environment."""
     return bits(random.mix(random.mix(seed & random.MASK) ^ ((seed >> 32) & random.MASK)), env_index)
 
 
 def episode_key(seed: int, env_index: int, episode: int) -> int:
-    """The random stream of a environment's n-th episode, the first is 0."""
+    """Return the random stream of an environment's n-th episode, counted from 0."""
     return bits(env_key(seed, env_index), episode)

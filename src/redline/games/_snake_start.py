@@ -1,0 +1,102 @@
+"""New snakes: laid out straight, or coiled over the board."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline.core import random
+from redline.core.select import full_set, one_cell, pack
+from redline.games._snake_grid import age_dtype, direction, mark_cell, row_column
+
+if TYPE_CHECKING:
+    from redline.games.snake import Config
+
+
+_PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
+
+
+class Body(NamedTuple):
+    """Snakes of new games: as in State, int32 but for `ages`."""
+
+    ages: Tensor
+    head: Tensor
+    heading: Tensor
+    tail: Tensor
+    free: Tensor
+    length: Tensor
+
+
+def straight(config: Config, key: Tensor) -> Body:
+    """Snakes of start_length, laid out straight."""
+    height, width, length = config.height, config.width, config.start_length
+    if config.start == "random":
+        heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
+        down, right = direction(heading)
+        # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
+        room_down = height - down.abs() * (length - 1)
+        room_right = width - right.abs() * (length - 1)
+        place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
+        row = place // room_right + torch.where(down > 0, length - 1, 0)
+        column = place % room_right + torch.where(right > 0, length - 1, 0)
+    else:
+        heading = torch.ones_like(key)
+        down, right = direction(heading)
+        row = torch.full_like(key, height // 2)
+        column = torch.full_like(key, (width + length - 1) // 2)
+
+    head, stride = row * width + column, down * width + right
+    free = full_set(config.cells, key.device)
+    ages = torch.zeros(1, height, width, dtype=age_dtype(config), device=key.device)
+    for behind in range(length):
+        cell = head - behind * stride
+        free = free & ~one_cell(cell, config.cells)
+        ages = torch.where(mark_cell(config, cell), length - behind, ages)
+    return Body(ages, head, heading, head - (length - 1) * stride, free, torch.full_like(key, length))
+
+
+def coiled(config: Config, key: Tensor) -> Body:
+    """Snakes of start_length to long_start cells, laid anywhere along `_path`; it goes on before and behind them."""
+    places, closed = _path(config, key.device)
+    more: Any = config.long_start - config.start_length + 1
+    more = more.clamp(min=1) if isinstance(more, Tensor) else more
+    length = config.start_length + random.below(random.bits(key, _LENGTH), more).to(torch.int32)
+    place = random.bits(key, _PLACE)
+    start = random.below(place, config.cells) if closed else 1 + random.below(place, config.cells - 1 - length)
+    start = start.to(torch.int32)  # the tail's place on the path
+
+    behind = places.view(1, -1) - start.view(-1, 1)  # (N, C): cells of the path from the tail to here
+    behind = torch.where(behind < 0, behind + config.cells, behind)
+    ages = torch.where(behind < length.view(-1, 1), behind + 1, 0)
+    # The path the other way round: the cell at each place.
+    every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
+    cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
+    head_place = (start + length - 1) % config.cells
+    head, neck = cell[head_place], cell[(head_place + config.cells - 1) % config.cells]
+    stride = head - neck
+    heading = torch.where(stride == 1, 1, torch.where(stride == -1, 3, torch.where(stride > 0, 2, 0)))
+    ages = ages.to(age_dtype(config)).view(-1, config.height, config.width)
+    return Body(ages, head, heading.to(torch.int32), cell[start], pack(ages.flatten(1) == 0), length)
+
+
+def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:
+    """The place (C,) int32 of every cell on a path back and forth over the whole board; and whether its ends meet.
+
+    0 1 2 3     Where they meet a snake can follow it for ever: no start is lost from the beginning. That takes an even
+    7 6 5 4     number of rows (the first column is then the way back, from 7 to 0 here) or, with rows and columns
+                exchanged, of columns; else the path ends in a corner.
+    """
+    every = torch.arange(config.cells, dtype=torch.int32, device=device)
+    row, column = row_column(config, every)
+    height, width = config.height, config.width
+    closed = height % 2 == 0 or width % 2 == 0
+    if height % 2 and closed:
+        row, column, height, width = column, row, width, height
+    if not closed:
+        return row * width + torch.where(row % 2 == 0, column, width - 1 - column), False
+    across = torch.where(row % 2 == 0, column - 1, width - 1 - column)
+    there = 1 + row * (width - 1) + across
+    back = torch.where(row == 0, 0, config.cells - row)
+    return torch.where(column == 0, back, there), True

@@ -1,0 +1,87 @@
+"""What a snake sees: the board from its head, and the planes of the whole board."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from redline.games._snake_grid import direction, row_column
+
+if TYPE_CHECKING:
+    from redline.games.snake import Config, State
+
+
+def centred(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Ages, outside and food as far as the snake sees: (N, S, S) each, the head in the middle, heading up."""
+    offset = torch.arange(-config.reach, config.reach + 1, dtype=torch.int32, device=state.ages.device)
+    ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # the first row lies farthest ahead
+    row, column = _seen_from(config, state, ahead, aside)
+    inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
+    ages = _ages_at(config, state, inside, row, column)
+    food_ahead, food_aside = (x.clamp(-config.reach, config.reach).view(-1, 1, 1) for x in _food(config, state))
+    food = (ahead == food_ahead) & (aside == food_aside) & (state.food >= 0).view(-1, 1, 1)
+    return ages, ~inside, food
+
+
+def wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Ages, deadly cells and food of the whole board: (N, S, S) each, the head in the middle, heading up.
+
+    What lies beyond the edge of the view comes in again from the other side: a board of 10x10 takes 11x11 cells, a third of
+    what it takes to see all of it from every place. No path leads across the line of wall, so none is lost or made.
+    """
+    side = config.around
+    offset = torch.arange(side, dtype=torch.int32, device=state.ages.device) - side // 2
+    aside = offset.view(1, 1, -1) * torch.where(mirrored(config, state), -1, 1).view(-1, 1, 1)
+    row, column = _seen_from(config, state, -offset.view(1, -1, 1), aside)
+    row, column = (torch.where(x < 0, x + side, torch.where(x >= side, x - side, x)) for x in (row, column))
+    inside = (row < config.height) & (column < config.width)
+    ages = _ages_at(config, state, inside, row, column)
+    food_row, food_column = row_column(config, state.food.to(torch.int32).view(-1, 1, 1))
+    food = (row == food_row) & (column == food_column) & (state.food >= 0).view(-1, 1, 1)
+    return ages, ~inside | (ages > 1), food
+
+
+def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column (N, S, S) of what lies so far ahead of the heads and to their right."""
+    down, right = (x.view(-1, 1, 1) for x in direction(state.heading.to(torch.int32)))
+    row, column = (x.view(-1, 1, 1) for x in row_column(config, state.head.to(torch.int32)))
+    return row + ahead * down + aside * right, column + ahead * right - aside * down
+
+
+def _ages_at(config: Config, state: State, inside: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Of cells by row and column, (N, S, S); 0 where they are not `inside`."""
+    cell = torch.where(inside, row * config.width + column, 0)
+    ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
+    return torch.where(inside, ages, 0)
+
+
+def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
+    """How far ahead of the head the food lies, and how far to its right: (N,) int32 each."""
+    down, right = direction(state.heading.to(torch.int32))
+    row, column = row_column(config, state.head.to(torch.int32))
+    food_row, food_column = row_column(config, state.food.to(torch.int32))
+    food_down, food_right = food_row - row, food_column - column
+    return food_down * down + food_right * right, food_down * right - food_right * down
+
+
+def mirrored(config: Config, state: State) -> Tensor:
+    """(N,) bool: left and right are exchanged, for the food lies to the left."""
+    return (_food(config, state)[1] < 0) & (state.food >= 0)
+
+
+def planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
+    """The planes, written four bytes at a time: a GPU is bound by how many stores it makes, not by their size."""
+    each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
+    word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
+
+    def mark(cell: Tensor) -> Tensor:
+        cell = cell.to(torch.int32).unsqueeze(1)  # -1, nowhere, is in no word
+        one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
+        return torch.where(cell >> shift == word, one, 0)
+
+    ages = state.ages.flatten(1)
+    ages = (ages if ages.element_size() == dtype.itemsize else ages.to(dtype)).view(torch.int32)  # none is negative
+    words = torch.stack([ages, mark(state.head), mark(state.food)], 1)
+    return words.view(dtype).view(-1, 3, config.height, config.width)

@@ -1,0 +1,167 @@
+"""Check a game against the contract of `redline.games`: `check_game("my_package.twenty48")`, or `redline check` of it.
+
+Every check runs with the default options and with each alternative of the options that are choices (`Literal`, `bool`).
+A failure names the step, the environment and the action of the first difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import torch
+
+from redline import games, oracles
+from redline.core.errors import UserError
+from redline.envs.batch import Rules
+from redline.games import _contract
+from redline.testing.against_oracle import check_oracle
+from redline.testing.checks import CHECKS, check_compiled, check_gpu
+from redline.testing.play import NUM_ENVS, STEPS, Broken
+
+__all__ = ["CHECKS", "Broken", "Check", "Report", "Variant", "check_game", "odd_rewards", "variants"]
+
+
+class Variant(NamedTuple):
+    """A way to play a game: options that differ from the defaults."""
+
+    game: str
+    options: dict[str, Any]
+    label: str
+
+
+class Check(NamedTuple):
+    """The outcome of one check with one set of options."""
+
+    name: str
+    variant: str  # empty for the default options
+    failure: str  # empty: passed
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of all checks of a game. Printing it shows a line for each."""
+
+    game: str
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()  # checks that were skipped, and why
+
+    @property
+    def ok(self) -> bool:
+        return not any(check.failure for check in self.checks)
+
+    @property
+    def failures(self) -> list[str]:
+        return [
+            f"{check.name}{check.variant and f' ({check.variant})'}: {check.failure}"
+            for check in self.checks
+            if check.failure
+        ]
+
+    def lines(self) -> list[str]:
+        """Return a line for each check: passed with all options, or the failures."""
+        lines = []
+        for name, group in itertools.groupby(self.checks, key=lambda check: check.name):
+            failed = [check for check in group if check.failure]
+            lines += [
+                f"FAILED {name}{f' ({check.variant})' if check.variant else ''}: {check.failure}" for check in failed
+            ]
+            lines += [] if failed else [f"ok     {name}"]
+        lines += [f"note   {note}" for note in self.notes]
+        return [*lines, f"{self.game} {'keeps the contract' if self.ok else 'breaks the contract'}."]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def variants(name: str, config: type[Any]) -> list[Variant]:
+    """Return the default options, and each alternative of the options that are choices. Impossible ones are left out."""
+    found, defaults = [Variant(name, {}, "")], config()
+    for option, kind in get_type_hints(config).items():
+        choices = get_args(kind) if get_origin(kind) is Literal else (False, True) if kind is bool else ()
+        for choice in choices:
+            if choice != getattr(defaults, option) and _possible(config, {option: choice}):
+                found.append(Variant(name, {option: choice}, f"{option}={choice}"))
+    return found
+
+
+def odd_rewards(name: str, config: type[Any]) -> Variant:
+    """Return options whose rewards are no binary fractions: their sums show every difference in rounding."""
+    defaults = vars(config())
+    rewards = {
+        name: value + 0.1 for name, value in defaults.items() if name.startswith("reward_") and type(value) is float
+    }
+    return Variant(name, rewards, "odd rewards")
+
+
+def check_game(
+    game: str | ModuleType | Any,
+    oracle: str | ModuleType | type[oracles.Oracle] | None = None,
+    compiled: bool = False,
+    num_envs: int = NUM_ENVS,
+    steps: int = STEPS,
+) -> Report:
+    """Check a game, given by name or as a module, against the contract and, where there is one, against its oracle.
+
+    oracle: an Oracle class, a module that defines one, or its import name. Built-in games have theirs.
+    compiled: also compare the compiled step with the eager one, which takes a C++ compiler and about a minute.
+    """
+    name = game if isinstance(game, str) else getattr(game, "__name__", type(game).__name__)
+    notes: list[str] = []
+    try:
+        loaded = games.load(game) if isinstance(game, str) else _contract.build(name, game)
+        reference = _find_oracle(name, oracle)
+    except UserError as error:
+        return Report(name, (Check("members", "", str(error)),))
+    checks: dict[str, Callable[[Rules], None]] = dict(CHECKS)
+    if reference is None:
+        notes.append("No oracle was given: the rules themselves were not compared with anything.")
+    else:
+        checks["oracle"] = lambda rules: check_oracle(rules, reference, num_envs, steps)
+    if torch.cuda.is_available():
+        checks["GPU equals CPU"] = lambda rules: check_gpu(rules, num_envs, steps)
+    else:
+        notes.append("There is no GPU: the game was checked on the CPU only.")
+    if compiled:
+        checks["compiled equals eager"] = lambda rules: check_compiled(rules, num_envs, steps)
+    outcomes = []
+    chosen = variants(name, loaded.Config)
+    if odd := odd_rewards(name, loaded.Config).options:
+        chosen.append(Variant(name, odd, "odd rewards"))
+    for variant in chosen:
+        rules = Rules(loaded, loaded.Config(**variant.options), 0)
+        outcomes += [Check(title, variant.label, _run(check, rules)) for title, check in checks.items()]
+    outcomes.sort(key=lambda outcome: list(checks).index(outcome.name))
+    return Report(name, tuple(outcomes), tuple(notes))
+
+
+def _run(check: Callable[[Rules], None], rules: Rules) -> str:
+    """Return the sentence of a check that fails, or an empty string."""
+    try:
+        with torch.no_grad():
+            check(rules)
+    except (Broken, UserError) as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def _find_oracle(name: str, oracle: Any) -> type[oracles.Oracle] | None:
+    if oracle is None:
+        return oracles.load(name) if name in oracles.names() else None
+    if isinstance(oracle, str):
+        return oracles.load(oracle)
+    found: type[oracles.Oracle] = getattr(oracle, "Oracle", oracle)
+    return found
+
+
+def _possible(config: type[Any], options: dict[str, Any]) -> bool:
+    try:
+        config(**options)
+    except UserError:
+        return False
+    return True
