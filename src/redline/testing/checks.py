@@ -148,9 +148,8 @@ def check_endings(rules: Rules) -> None:
                 f"Events.truncated together with terminated {describe_place(t, first_environment(wrong), action)}."
             )
         if events.truncated.any() and not spec.truncates:
-            raise Broken(
-                f"Events.truncated although spec.truncates is False {describe_place(t, first_environment(events.truncated), action)}."
-            )
+            place = describe_place(t, first_environment(events.truncated), action)
+            raise Broken(f"Events.truncated although spec.truncates is False {place}.")
 
 
 def check_hidden(rules: Rules) -> None:
