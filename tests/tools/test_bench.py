@@ -17,10 +17,10 @@ from redline.core.records import leaves
 from redline.engine import fast
 from redline.envs import batch, make_rules
 from redline.tools import bench
-from redline.tools.bench_options import Wanted
+from redline.tools.bench_options import BenchRequest
 
 CPU = torch.device("cpu")
-QUICK = Wanted(games=(2,), seconds=0.01, device="cpu", compile=False)
+QUICK = BenchRequest(games=(2,), seconds=0.01, device="cpu", compile=False)
 
 
 def test_rate_is_calls_by_time_without_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ class Spec:
     frames: int = 1  # number of stacked frames in an observation, the newest last
     truncates: bool = False  # the rules can truncate an episode (Events.truncated)
     limit: int = 0  # steps after which the rules truncate at the latest; 0: unknown
+    winnable: bool = True  # a game can be won (Events.won); False: win rates mean nothing and are not shown
 
 
 class Events(NamedTuple):

@@ -67,6 +67,11 @@ class Registry(Generic[T]):
         """Return the names of all built-in and installed members, sorted, without importing any of them."""
         return sorted(self._find())
 
+    def locate(self, name: str) -> str | None:
+        """Return the import name of the module that provides a built-in or installed member; None for other names."""
+        source = self._find().get(name)
+        return source if source is None or isinstance(source, str) else source.module
+
     def load(self, name: str) -> T:
         """Import the member called `name`, validate it and return it; the same object on every call."""
         if name not in self._members:
@@ -120,7 +125,7 @@ class Registry(Generic[T]):
     def _import_outside(self, name: str) -> ModuleType:
         """Import a module that is no registered member by its import name, from the path or the current folder."""
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UnknownName(self._unknown(name))
+            raise UnknownName(self.unknown(name))
         with _current_folder_importable(name):
             try:
                 spec = importlib.util.find_spec(name)
@@ -132,18 +137,19 @@ class Registry(Generic[T]):
             except Exception as error:
                 raise UserError(self._broken(name, error)) from error
             if spec is None:
-                raise UnknownName(self._unknown(name))
+                raise UnknownName(self.unknown(name))
             if "." not in name and not (
                 spec.origin and spec.origin.endswith(".py") and self._accepts(Path(spec.origin))
             ):
                 # A mistyped name may be that of any installed module: do not import what is no member.
-                raise UnknownName(f"{self._unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
+                raise UnknownName(f"{self.unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
             try:
                 return importlib.import_module(name)
             except Exception as error:
                 raise UserError(self._broken(name, error)) from error
 
-    def _unknown(self, name: str) -> str:
+    def unknown(self, name: str) -> str:
+        """Return the sentence for a name that is no member, with the nearest that is."""
         known = self.names()
         hint = nearest(name, known) or "."
         return (

@@ -101,15 +101,15 @@ class GymGame:
         """Return whether Gymnasium has an environment registered under the id `name`."""
         return name in gymnasium.registry
 
-    def open(self, config: Any) -> gymnasium.Env[Any, Any]:
+    def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One environment, as it is."""
         del config
-        return open_env(self.name.removeprefix(PREFIX))
+        return open_env(self.name.removeprefix(PREFIX), render_mode)
 
-    def make(self, config: GymConfig) -> gymnasium.Env[Any, Any]:
+    def make(self, config: GymConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One environment whose observations are arrays, planes first, and whose actions count from 0."""
         treated = (config.frame_skip, config.frame_max, config.grey, config.size, config.sticky)
-        return _Uniform(Frames(self.open(config), *treated, name=self.name), self.name)
+        return _Uniform(Frames(self.open(config, render_mode), *treated, name=self.name), self.name)
 
     def spec(self, config: GymConfig) -> Spec:
         """Of the environment with these options; it is made once to be asked."""
@@ -362,6 +362,7 @@ def _spec(kind: Any, name: str, config: GymConfig) -> Spec:
         obs_low=float(seen.low.min()) if known else -math.inf,
         num_actions=int(actions.n),
         score_name=kind.SCORE_NAME,
+        winnable=bool(kind.WON),
         frames=config.stack,
         truncates=True,
         limit=math.ceil(limit / config.frame_skip) if limit else 0,

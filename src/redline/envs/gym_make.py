@@ -39,9 +39,9 @@ def ask(name: str) -> Known:
     return known
 
 
-def open_env(name: str) -> gymnasium.Env[Any, Any]:
+def open_env(name: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """The environment of that name, with the time limit it is registered with."""
-    env = _make(name)
+    env = _make(name, render_mode)
     if not ask(name).old:
         return env
     if not isinstance(env, gymnasium.Wrapper):
@@ -53,7 +53,7 @@ def open_env(name: str) -> gymnasium.Env[Any, Any]:
     return env
 
 
-def _make(name: str) -> gymnasium.Env[Any, Any]:
+def _make(name: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     if not name:
         raise UserError("gym: names no environment; give its id, as in gym:CartPole-v1.")
     for beginning, (module, extra) in _EXTRAS.items():
@@ -65,7 +65,7 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
                     f"{_PREFIX}{name} needs a package that is missing here; install it: pip install 'redline[{extra}]'."
                 ) from error
     try:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(name)
+        env: gymnasium.Env[Any, Any] = gymnasium.make(name, render_mode=render_mode)
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # unknown, or something is missing: it says so
         raise UserError(f"{_PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except TypeError as error:

@@ -72,7 +72,8 @@ class MarioGame(GymGame):
             raise UserError(f"There is no level '{name}'; worlds 1 to 8 have stages 1 to 4: mario:1-1 to mario:8-4.")
         self.world, self.stage = int(level[1] or 1), int(level[2] or 1)
 
-    def open(self, config: Any) -> gymnasium.Env[Any, Any]:
+    def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        del render_mode  # the screen is there in any case
         return MarioEnv(self.world, self.stage, config.noops, config.patience)
 
     def check_installed(self) -> None:
@@ -146,6 +147,10 @@ class MarioEnv(gymnasium.Env[Any, Any]):
 
     def _told(self, told: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": told["x_pos"], "furthest_x": self.furthest, "clock": told["time"], "won": told["flag_get"]}
+
+    def render(self) -> Any:
+        """The screen, (240, 256, 3) uint8."""
+        return self._running().screen
 
     def _running(self) -> Any:
         if self.emulator is None:

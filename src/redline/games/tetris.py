@@ -131,6 +131,7 @@ def spec(config: Config) -> Spec:
             obs_high=float("inf"),
             num_actions=num_placements(config),
             score_name="lines",
+            winnable=False,
             masked=True,
             afterstates=True,
         )
@@ -142,6 +143,7 @@ def spec(config: Config) -> Spec:
         obs_high=1,
         num_actions=7 + config.hold if keys else num_placements(config),
         score_name="lines",
+        winnable=False,
         masked=not keys,
     )
 

@@ -63,7 +63,15 @@ def _ranking(records: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], fl
     cut_off = any(record["finished"] != record["episodes"] for record in records)
     if not cut_off or any(record["finished"] != record["game_overs"] for record in records):
         return lambda record: float(record["score_mean"])
-    return lambda record: float(record["score_censored"] or record["score_censored_low"])
+    bounds = {record["run"]: _first(record["score_censored"], record["score_censored_low"]) for record in records}
+    if None in bounds.values():  # no game over, and returns below 0: there is not even a lower bound
+        return lambda record: float(record["score_mean"])
+    return lambda record: float(bounds[record["run"]] or 0.0)
+
+
+def _first(*values: float | None) -> float | None:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:

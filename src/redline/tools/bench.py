@@ -1,16 +1,18 @@
-"""Throughput of this machine: games alone and with learning; eager, compiled, graphed; beside plain Python."""
+"""Throughput of environments and of training on this machine: eager, compiled and graphed, and in plain Python."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 
 from redline import algos, oracles, recipes
@@ -18,20 +20,22 @@ from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
-from redline.envs import Rules, batch, make_rules
-from redline.games import load as load_game
+from redline.envs import Rules, batch, load_game, make_rules
+from redline.envs.gym_envs import GymEnvs
 from redline.run import options
 from redline.run.config import Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
-from redline.tools.bench_options import Wanted
+from redline.tools.bench_options import BenchRequest
 
 _WARM_UP = 6  # calls before the clock starts: compilation, capture
-_TRAIN_ROWS = 64  # steps a environment's memory holds in `bench train`
+_TRAIN_ROWS = 64  # steps of each environment that the memory holds in `bench train`
+_REPLAY_LEARNER = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0}
+_CPU_GAMES = (1, 16, 64)  # CPU environments measured at once by default
 
 
 class EnvLoop:
-    """N games in static buffers, random legal actions, observations made, auto-reset: one call is one step of all."""
+    """N games in static buffers with random legal actions, observations and auto-reset: one call steps all of them."""
 
     def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
         keys = batch.env_keys(0, torch.arange(games, device=device))
@@ -52,14 +56,16 @@ class EnvLoop:
         action = random.below(draw, choices) if legal is None else select.draw(legal, draw)
         self.time += 1
         envs, step = batch.step(self.rules, self.envs, action)
-        self.obs = self.rules.game.observe(self.rules.config, envs.game)  # a copy would cost as much as making it
+        self.obs = self.rules.game.observe(
+            self.rules.config, envs.game
+        )  # assigned, not copied: a copy would cost as much
         self.reward.copy_(step.reward)
         self.ended.copy_(step.terminated | step.truncated)
         assign(self.envs, envs)
 
 
 def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up: int = _WARM_UP) -> float:
-    """Calls a second, measured over at least `seconds` after warming up."""
+    """Return calls per second, measured over at least `seconds` after `warm_up` calls."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -68,20 +74,20 @@ def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up
     for _ in range(warm_up):
         call()
     wait()
-    calls, batch_of_calls, started = 0, 1, time.perf_counter()
+    calls, chunk, started = 0, 1, time.perf_counter()
     while True:
-        for _ in range(batch_of_calls):
+        for _ in range(chunk):
             call()
         wait()
-        calls += batch_of_calls
-        spent = time.perf_counter() - started
-        if spent >= seconds:
-            return calls / spent
-        batch_of_calls = min(2 * batch_of_calls, 1024)
+        calls += chunk
+        elapsed = time.perf_counter() - started
+        if elapsed >= seconds:
+            return calls / elapsed
+        chunk = min(2 * chunk, 1024)
 
 
 def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float | None:
-    """Steps a second of one game in plain Python with its observation made; None where it has no oracle."""
+    """Return steps per second of one game in plain Python, observations included; None where it has no oracle."""
     try:
         oracle: Any = oracles.load(env)
     except ModuleNotFoundError:
@@ -104,71 +110,130 @@ def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float 
     return steps / (time.perf_counter() - started)
 
 
-def bench_env(wanted: Wanted, out: TextIO) -> dict[str, Any]:
-    """Games alone. Steps a second by number of games and way of running."""
-    env, place = wanted.env, hardware.pick_device(wanted.device)
-    chosen = options.build(load_game(env).Config, wanted.env_options, "env.")
-    rules = make_rules(env, dataclasses.asdict(chosen))
-
-    def measure(count: int, compiles: bool, graphs: bool) -> float | None:
-        torch._dynamo.reset()
-        compiler = fast.Compiler(compiles, _complain, place, recipes.compiler_options(rules.game))
-        loop = EnvLoop(rules, count, place, compiler, graphs)
-        per_second = rate(loop.call, wanted.seconds, place)
-        if compiler.enabled != compiles or loop.call.enabled != graphs:
-            return None  # it fell back: this would be another way's figure
-        return count * per_second
-
-    plain = plain_python(env, wanted.seconds, rules)
-    asked = f", {dict(wanted.env_options)}" if wanted.env_options else ""
-    print(f"{env}{asked}: env-steps/s, random actions, observations made, auto-reset ({place})", file=out)
-    print(f"  one game in plain Python: {quantity(plain) if plain else '-'}", file=out)
-    rows = _table(wanted.games, _ways(place, wanted.compile), measure, out)
-    return {"plain_python": plain, "env_options": dict(wanted.env_options), "rows": rows}
+def bench_env(request: BenchRequest, out: TextIO) -> dict[str, Any]:
+    """Measure environments alone: steps per second by number of games and by way of running them."""
+    device = hardware.pick_device(request.device)
+    rules = _rules(request)
+    measure = functools.partial(_cpu_env_rate if rules.game.ON_CPU else _tensor_game_rate, request, rules, device)
+    plain = None if rules.game.ON_CPU else plain_python(request.env, request.seconds, rules)
+    title = f"{_title(request)}: env-steps/s, random actions, observations included, auto-reset ({device})"
+    print(title, file=out)
+    if plain:
+        print(f"  one game in plain Python: {quantity(plain)}", file=out)
+    rows = _table(_games(request, rules), _ways(device, request.compile, rules), measure, out)
+    return {"plain_python": plain, "env_options": dict(request.env_options), "rows": rows}
 
 
-def bench_train(wanted: Wanted, out: TextIO) -> dict[str, Any]:
-    """Playing and learning. A replay learner takes one gradient sample an environment step, others what they suggest."""
-    env, algo, place = wanted.env, wanted.algo, hardware.pick_device(wanted.device)
-    replays = "replay_capacity" in algos.load(algo).options
-    learner = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0} if replays else {}
-    learner |= {name.replace("-", "_"): word for name, word in wanted.algo_options.items()}
-    # The game as it comes, not as it is best trained.
-    chosen = dataclasses.asdict(options.build(load_game(env).Config, wanted.env_options, "env."))
+def _tensor_game_rate(
+    request: BenchRequest, rules: Rules, device: torch.device, count: int, compiles: bool, graphs: bool
+) -> float | None:
+    """Return env-steps per second of a tensor game; None where it fell back to another way of running."""
+    torch._dynamo.reset()
+    compiler = fast.Compiler(compiles, _warn, device, recipes.compiler_options(rules.game))
+    loop = EnvLoop(rules, count, device, compiler, graphs)
+    per_second = rate(loop.call, request.seconds, device)
+    if compiler.enabled != compiles or loop.call.enabled != graphs:
+        return None
+    return count * per_second
 
-    def measure(count: int, compiles: bool, graphs: bool) -> float | None:
-        torch._dynamo.reset()
-        fitted = {"batch_size": count, "replay_capacity": _TRAIN_ROWS * count} if replays else {}
-        settings = Settings(
-            env=env,
-            algo=algo,
-            num_envs=count,
-            device=str(place),
-            precision=wanted.precision,
-            compile=compiles,
-            graph=graphs,
-            curriculum=False,
-            env_options=chosen,
-            algo_options=fitted | learner,
-        )
-        fallen_back: list[str] = []
-        session = Session(resolve(settings), fallen_back.append)
+
+def _cpu_env_rate(
+    request: BenchRequest, rules: Rules, device: torch.device, count: int, compiles: bool, graphs: bool
+) -> float:
+    """Return env-steps per second of `count` CPU environments in this process."""
+    del compiles, graphs
+    envs = GymEnvs(rules.game, rules.config, count, rules.time_limit)
+    num_actions = rules.game.spec(rules.config).num_actions
+    rng = np.random.default_rng(0)
+    try:
+        envs.reset(0)
+        return count * rate(lambda: envs.step(rng.integers(num_actions, size=count)), request.seconds, device)
+    finally:
+        envs.close()
+
+
+def bench_train(request: BenchRequest, out: TextIO) -> dict[str, Any]:
+    """Measure playing and learning. A replay learner takes one gradient sample per step, others their own settings."""
+    device, rules = hardware.pick_device(request.device), _rules(request)
+    replays = "replay_capacity" in algos.load(request.algo).options
+    learner = dict(_REPLAY_LEARNER) if replays else {}
+    learner |= {name.replace("-", "_"): word for name, word in request.algo_options.items()}
+    measure = functools.partial(_train_rate, request, rules, device, learner, replays)
+    samples = ", one gradient sample per step" if replays else ""
+    print(f"{_title(request)}: env-steps/s with {request.algo}{samples}{_spell(learner)} ({device})", file=out)
+    rows = _table(_games(request, rules), _ways(device, request.compile, rules), measure, out)
+    return {
+        "algo": request.algo,
+        "env_options": dict(request.env_options),
+        "algo_options": learner,
+        "rows": rows,
+    }
+
+
+def _train_rate(
+    request: BenchRequest,
+    rules: Rules,
+    device: torch.device,
+    learner: Mapping[str, Any],
+    replays: bool,
+    count: int,
+    compiles: bool,
+    graphs: bool,
+) -> float | None:
+    """Return env-steps per second in training; None where it fell back to another way of running."""
+    torch._dynamo.reset()
+    fitted = {"batch_size": count, "replay_capacity": _TRAIN_ROWS * count} if replays else {}
+    settings = Settings(
+        env=request.env,
+        algo=request.algo,
+        num_envs=count,
+        device=str(device),
+        precision=request.precision,
+        compile=compiles,
+        graph=graphs,
+        curriculum=False,
+        actors=0 if rules.game.ON_CPU else None,
+        env_options=dataclasses.asdict(rules.config),  # the game's defaults, not those that train it best
+        algo_options=fitted | dict(learner),
+    )
+    messages: list[str] = []
+    session = Session(resolve(settings), messages.append)
+    try:
         # Twice the warm-up: the first steps fill the memory before learning starts.
-        per_second = rate(lambda: session.iterate(1), wanted.seconds, place, warm_up=2 * _WARM_UP)
-        if fallen_back:
-            _complain(fallen_back[0])
-            return None  # this would be another way's figure
-        return session.steps_per_iteration * per_second
+        per_second = rate(lambda: session.iterate(1), request.seconds, device, warm_up=2 * _WARM_UP)
+    finally:
+        session.close()
+    if messages:
+        _warn(messages[0])
+        return None
+    return session.steps_per_iteration * per_second
 
-    samples = ", one gradient sample a step" if replays else ""
-    asked = f", {dict(wanted.env_options)}" if wanted.env_options else ""
-    print(f"{env}{asked}: env-steps/s with {algo}{samples}, {learner} ({place})", file=out)
-    rows = _table(wanted.games, _ways(place, wanted.compile), measure, out)
-    return {"algo": algo, "env_options": dict(wanted.env_options), "algo_options": learner, "rows": rows}
+
+def _rules(request: BenchRequest) -> Rules:
+    """Return the environment's rules with the options asked for."""
+    config = options.build(load_game(request.env).Config, request.env_options, "env.")
+    return make_rules(request.env, dataclasses.asdict(config))
+
+
+def _title(request: BenchRequest) -> str:
+    return f"{request.env}{_spell(request.env_options)}"
+
+
+def _spell(values: Mapping[str, Any]) -> str:
+    """Return options as text, each after a comma: `, hidden 256,256`."""
+    texts = ((name, ",".join(map(str, v)) if isinstance(v, (tuple, list)) else v) for name, v in values.items())
+    return "".join(f", {name} {text}" for name, text in texts)
+
+
+def _games(request: BenchRequest, rules: Rules) -> tuple[int, ...]:
+    """Return the numbers of games, a row each; few by default where one process steps them one after the other."""
+    if rules.game.ON_CPU and request.games == BenchRequest.games:
+        return _CPU_GAMES
+    return request.games
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """What a figure must not be read without."""
+    """Return the date, commit, hardware and versions that every figure is stored with."""
     machine = hardware.detect(hardware.pick_device(device))
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -180,7 +245,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, if it is one."""
+    """Return the commit of the checkout this runs from; None outside of one."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
@@ -188,9 +253,11 @@ def _commit() -> str | None:
         return None
 
 
-def _ways(device: torch.device, compile: bool | None) -> dict[str, tuple[bool, bool]]:
-    """Columns: compiled, graphed."""
+def _ways(device: torch.device, compile: bool | None, rules: Rules | None = None) -> dict[str, tuple[bool, bool]]:
+    """Return the columns of a table: name -> (compiled, graphed). CPU environments have one."""
     ways = {"eager": (False, False)}
+    if rules and rules.game.ON_CPU:
+        return ways
     if compile is not False:
         ways["compiled"] = (True, False)
     if device.type == "cuda":
@@ -204,6 +271,7 @@ def _table(
     measure: Callable[[int, bool, bool], float | None],
     out: TextIO,
 ) -> list[dict[str, Any]]:
+    """Measure and print a row for each number of games, a column for each way of running, figure by figure."""
     if not games or min(games) < 1:
         raise UserError(f"games is {games}; expected one or more numbers of games, such as 256,4096.")
     print("  " + f"{'games':>10}" + "".join(f"{way:>12}" for way in ways), file=out, flush=True)
@@ -219,5 +287,5 @@ def _table(
     return rows
 
 
-def _complain(text: str) -> None:
+def _warn(text: str) -> None:
     print(f"\n{text}", file=sys.stderr)

@@ -35,14 +35,14 @@ from redline.envs.gym_envs import GymEnvs
 from redline.run.config import Plan, Settings, resolve
 from redline.run.progress import quantity
 from redline.run.session import Session
-from redline.tools.bench_options import Wanted
+from redline.tools.bench_options import BenchRequest
 
 _FAST = "gym:CartPole-v1"
 _START = 12.0  # seconds after which workers begin, all at once
 _LANES, _RING_ROWS, _TRANSPORTERS = 8, 256, 2  # of what carries transitions
 
 
-def bench_collect(wanted: Wanted, out: TextIO) -> dict[str, Any]:
+def bench_collect(wanted: BenchRequest, out: TextIO) -> dict[str, Any]:
     """Frames a second: what the environments could play, and what they play in training."""
     env = wanted.env if load_game(wanted.env).ON_CPU else _FAST
     algo = "ppo" if wanted.algo == "dqn" else wanted.algo  # SB3's is beside it

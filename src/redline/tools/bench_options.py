@@ -1,4 +1,4 @@
-"""What `redline bench` is asked for."""
+"""Options of `redline bench`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 class BenchOptions:
     """Options of `redline bench`."""
 
-    env: str = "snake"  # the game
-    algo: str = "dqn"  # the algorithm (train)
-    games: tuple[int, ...] = (1, 16, 64, 256, 4096, 65536)  # how many at once, a row each
-    seconds: float = 1.0  # measured for each figure
-    device: str = "auto"
-    precision: str = "auto"
-    compile: bool | None = None  # leave out the compiled column with --no-compile
+    env: str = "snake"  # environment to measure
+    algo: str = "dqn"  # algorithm to measure (train, collect)
+    games: tuple[int, ...] = (1, 16, 64, 256, 4096, 65536)  # games played at once, a row each
+    seconds: float = 1.0  # time measured for each figure
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
+    compile: bool | None = None  # --no-compile leaves out the compiled column
     out: str | None = None  # write the figures as JSON to this file
-    capacity: int = 1_000_000  # transitions of a memory (replay)
-    batch: tuple[int, ...] = (2048,)  # samples at once, a column each (replay)
-    actors: int | None = None  # processes that play (collect); each core but one unless named
-    folder: str | None = None  # where files are made and removed again (replay); the system's unless named
+    capacity: int = 1_000_000  # transitions in the memory (replay)
+    batch: tuple[int, ...] = (2048,)  # samples per batch, a column each (replay)
+    actors: int | None = None  # actor processes (collect); every core but one by default
+    folder: str | None = None  # where temporary files are written (replay); the system's by default
 
 
 @dataclass(frozen=True)
-class Wanted(BenchOptions):
-    """With those of the game and the algorithm, words or values, as of `redline train`."""
+class BenchRequest(BenchOptions):
+    """Bench options together with those of the environment and the algorithm, words or values, as for `redline train`."""
 
     env_options: Mapping[str, Any] = field(default_factory=dict)
     algo_options: Mapping[str, Any] = field(default_factory=dict)

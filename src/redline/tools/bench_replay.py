@@ -30,7 +30,7 @@ from redline.replay.transfer import Storage
 from redline.run import options
 from redline.run.progress import quantity
 from redline.tools.bench import rate
-from redline.tools.bench_options import Wanted
+from redline.tools.bench_options import BenchRequest
 
 SHAPE = (4, 14, 7)  # of the observations that are stored as they are, for comparison with others
 ALPHA = 0.6
@@ -95,7 +95,7 @@ class Loop:
         self.ring.after()
 
 
-def bench_replay(wanted: Wanted, out: TextIO) -> dict[str, Any]:
+def bench_replay(wanted: BenchRequest, out: TextIO) -> dict[str, Any]:
     """Samples a second by place, way of drawing and batch size; n = 1, a full memory of `capacity` transitions."""
     env, capacity, batch, place = wanted.env, wanted.capacity, wanted.batch, hardware.pick_device(wanted.device)
     chosen = options.build(load_game(env).Config, wanted.env_options, "env.")

@@ -1,6 +1,6 @@
-"""A game's board, as text for a terminal and as pixels. Knows `cells` and the palette, no game.
+"""Drawing: boards and rendered pictures as pixels and as text for a terminal, for any game.
 
-`cells` is (H, W) uint8, indices into a game's PALETTE of (name, colour).
+A board is a game's `cells`, (H, W) uint8 indices into its PALETTE of (name, colour). A picture is (H, W, 3) uint8 RGB.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 Palette = tuple[tuple[str, tuple[int, int, int]], ...]
 Pixels = NDArray[np.uint8]
-Style = Literal["rgb", "256", "letters"]  # what a terminal can show: 24-bit colour, 256 colours, text alone
+Style = Literal["rgb", "256", "letters"]  # of a terminal: 24-bit colour, 256 colours, text only
 
 BORDER = (88, 92, 104)  # around a board in a terminal, whose own background may be the colour of the floor
 RESET = "\x1b[0m"
@@ -27,43 +28,43 @@ _XTERM = np.array(
 
 
 def style_of(out: TextIO, environ: Mapping[str, str] = os.environ) -> Style:
-    """The richest style `out` can show. Letters for a file, under NO_COLOR, and where no half block can be written."""
+    """Return the richest style `out` can show: letters for a file, under NO_COLOR and without UTF-8."""
     if not out.isatty() or environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return "letters"
     if (out.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig"):
         return "letters"
-    # A terminal that does not say so may lack 24-bit colour and would show noise (macOS Terminal); all know the 256.
+    # Without this variable a terminal may lack 24-bit colour and show noise (macOS Terminal); all have 256 colours.
     return "rgb" if environ.get("COLORTERM") in ("truecolor", "24bit") else "256"
 
 
 def colours(palette: Palette) -> Pixels:
-    """(P, 3) uint8: the palette's colours."""
+    """Return the palette's colours, (P, 3) uint8."""
     return np.array([rgb for _, rgb in palette], dtype=np.uint8).reshape(-1, 3)
 
 
 def grid_colour(palette: Palette) -> tuple[int, int, int]:
-    """Of the lines between cells: the floor's (the palette's first), darker."""
+    """Return the colour of the lines between cells: the floor's (the palette's first), darker."""
     red, green, blue = palette[0][1]
     return red * 5 // 8, green * 5 // 8, blue * 5 // 8
 
 
 def enlarge(cells: Pixels, scale: int, gap: int | None = None) -> Pixels:
-    """(H, W) -> (H * scale, W * scale), each cell a square; with `gap`, its last row and column hold that index."""
+    """Return a board (H * scale, W * scale) with square cells; with `gap`, their last row and column hold that index."""
     large = cells.repeat(scale, 0).repeat(scale, 1)
-    if gap is not None and scale >= 4:  # a line would eat up a smaller cell
+    if gap is not None and scale >= 4:  # a line would cover most of a smaller cell
         large[scale - 1 :: scale] = gap
         large[:, scale - 1 :: scale] = gap
     return large
 
 
 def board_rgb(cells: Pixels, palette: Palette, scale: int = 16) -> Pixels:
-    """(H, W) -> (H * scale, W * scale, 3) uint8, with dark lines between the cells."""
-    every = np.vstack([colours(palette), np.array(grid_colour(palette), dtype=np.uint8)])
-    return every[enlarge(cells, scale, len(palette))]
+    """Return a board as a picture, (H * scale, W * scale, 3) uint8, with dark lines between the cells."""
+    table = np.vstack([colours(palette), np.array(grid_colour(palette), dtype=np.uint8)])
+    return table[enlarge(cells, scale, len(palette))]
 
 
 def board_lines(cells: Pixels, palette: Palette, style: Style, scale: int = 1) -> list[str]:
-    """Lines of text: in colour two rows of pixels a line, `scale` pixels a cell, and a border; else a letter a cell."""
+    """Return a board as text: in colour two rows of pixels per line, `scale` pixels per cell; else a letter per cell."""
     if style == "letters":
         letter = letters(palette)
         return [" ".join(letter[cell] for cell in row) for row in cells.tolist()]
@@ -73,30 +74,41 @@ def board_lines(cells: Pixels, palette: Palette, style: Style, scale: int = 1) -
 
 
 def board_size(shape: tuple[int, int], style: Style, scale: int = 1) -> tuple[int, int]:
-    """Lines and columns that `board_lines` takes for a board of `shape`."""
+    """Return the lines and columns of `board_lines` for a board of `shape`."""
     height, width = shape
     if style == "letters":
         return height, 2 * width - 1
     return (height * scale + 3) // 2, width * scale + 2
 
 
+def picture_lines(rgb: Pixels, style: Style, lines: int, columns: int) -> list[str]:
+    """Return a picture as text of at most `lines` by `columns`; empty where the style has no colours."""
+    if style == "letters":
+        return []
+    height, width = rgb.shape[:2]
+    scale = min(2 * lines / height, columns / width, 1.0)
+    rows, cells = max(1, int(height * scale)), max(1, int(width * scale))
+    small = Image.fromarray(rgb).resize((cells, rows), Image.Resampling.BOX)
+    return _half_blocks(np.asarray(small), style)
+
+
 def letters(palette: Palette) -> list[str]:
-    """A character for each entry: a dot for the floor (the first), a letter of its name for any other, none twice."""
+    """Return a character for each entry: a dot for the floor (the first), a letter of its name for others, none twice."""
     chosen = ["."]
     for name, _ in palette[1:]:
-        wanted = name.lower() + name.upper() + string.ascii_letters + string.digits
-        chosen.append(next((c for c in wanted if c.isalnum() and c.isascii() and c not in chosen), "?"))
+        candidates = name.lower() + name.upper() + string.ascii_letters + string.digits
+        chosen.append(next((c for c in candidates if c.isalnum() and c.isascii() and c not in chosen), "?"))
     return chosen
 
 
 def _half_blocks(rgb: Pixels, style: Style) -> list[str]:
-    """(H, W, 3) -> lines of upper half blocks: the text colour is the upper pixel, the background the lower."""
+    """Return a picture as lines of upper half blocks: the text colour is the upper pixel, the background the lower."""
     lines = []
     for top in range(0, len(rgb), 2):
         below = rgb[top + 1].tolist() if top + 1 < len(rgb) else [None] * rgb.shape[1]
         parts, last = [], None
         for pair in zip(rgb[top].tolist(), below, strict=True):
-            if pair != last:  # codes only where a colour changes: a frame stays small enough for a slow connection
+            if pair != last:  # codes only where a colour changes: small enough for a slow connection
                 background = "49" if pair[1] is None else f"48;{_code(pair[1], style)}"  # None: below the last row
                 parts.append(f"\x1b[38;{_code(pair[0], style)};{background}m")
                 last = pair
@@ -106,7 +118,7 @@ def _half_blocks(rgb: Pixels, style: Style) -> list[str]:
 
 
 def _code(colour: list[int], style: Style) -> str:
-    """The part of a colour code after 38 or 48. In 256 colours, the nearest of the 6x6x6 cube or of the 24 greys."""
+    """Return a colour code after 38 or 48; with 256 colours, the nearest of the 6x6x6 cube or the 24 greys."""
     if style == "rgb":
         return "2;{};{};{}".format(*colour)
     return f"5;{16 + int(((_XTERM - colour) ** 2).sum(1).argmin())}"

@@ -1,7 +1,7 @@
 """Watch an agent play: drawn in the terminal, or recorded as a GIF.
 
-The game played is the first of environment 0 of a seed: what a batch of any size plays in its environment 0. It runs on the CPU, at a
-person's speed.
+The game shown is the first one of environment 0 for a seed, as a batch of any size plays it. It runs on the CPU, at a
+person's speed. Tensor games are drawn from their `cells`, CPU environments by their own `render`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import gymnasium
 import torch
 from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
+from redline.envs.gym_envs import GymEnvs, GymState, stacked
 from redline.games import draw_cells
 from redline.tools import draw
 from redline.tools.gif import write_gif
@@ -29,134 +31,210 @@ from redline.tools.gif import write_gif
 Act = Callable[[Tensor, Tensor | None], Tensor]
 
 BETWEEN_GAMES = 1.0  # seconds the end of a game stays on the screen
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"  # a screen of our own without cursor, and back
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"  # alternate screen without cursor, and back
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Result(NamedTuple):
-    """How a game stands, or ended."""
+    """A game's state of play, or its result."""
 
-    score: int
+    score: float
     length: int  # steps
     reward: float  # sum of rewards
     won: bool
-    truncated: bool  # cut short by the rules, the time limit or the recording
+    truncated: bool  # ended by the rules, the time limit or the length of the recording
 
     @property
     def outcome(self) -> str:
-        return "won" if self.won else "cut short" if self.truncated else "died"
+        return "won" if self.won else "truncated" if self.truncated else "game over"
 
 
 class Frame(NamedTuple):
-    """A moment of a game."""
+    """One moment of a game."""
 
-    cells: draw.Pixels  # (H, W)
+    picture: draw.Pixels  # (H, W) cells of a tensor game, (H, W, 3) RGB of a CPU environment
     result: Result  # so far
     ended: bool
 
 
-@torch.no_grad()
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
-    """The games of environment 0 of `seed`, one after another without end: for each the first board, then one a step."""
-    if rules.game.ON_CPU:
-        raise UserError("watch shows Redline's own games, not environments of Gymnasium; redline eval plays those.")
+    """Yield the games of environment 0 for `seed`, one after another without end: the start of each, then every step."""
+    return _play_cpu_env(rules, act, seed) if rules.game.ON_CPU else _play_tensor_game(rules, act, seed)
+
+
+@torch.no_grad()
+def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     envs = batch.reset(rules, batch.env_keys(seed, torch.arange(1)))
     while True:
         yield Frame(_cells(rules, envs.game), Result(0, 0, 0.0, False, False), False)
         ended = False
         while not ended:
             obs, legal = rules.game.observe(rules.config, envs.game), batch.legal(rules, envs.game)
-            action = act(obs, legal).to("cpu").view(1)
-            envs, step = batch.step(rules, envs, action)
-            score, length, reward = (
-                step.episode.score.item(),
-                step.episode.length.item(),
-                step.episode.episode_return.item(),
-            )
-            result = Result(int(score), int(length), reward, bool(step.won), bool(step.truncated))
+            envs, step = batch.step(rules, envs, act(obs, legal).to("cpu").view(1))
+            episode = step.episode
+            score, length, reward = int(episode.score), int(episode.length), float(episode.episode_return)
+            result = Result(score, length, reward, bool(step.won), bool(step.truncated))
             ended = bool(step.terminated | step.truncated)
             yield Frame(_cells(rules, step.final_state), result, ended)
+
+
+@torch.no_grad()
+def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
+    game: Any = rules.game
+    envs = GymEnvs(game, rules.config, 1, rules.time_limit)
+    camera = _Camera(game.make(rules.config, render_mode="rgb_array"), game.name)
+    envs.envs[0].close()
+    envs.envs = [camera]
+    try:
+        envs.reset(seed)
+        frames, begins = game.spec(rules.config).frames, torch.ones(1, dtype=torch.bool)
+        stack = torch.from_numpy(envs.obs).unsqueeze(1).repeat_interleave(frames, 1)
+        yield Frame(camera.pictures.pop(), Result(0, 0, 0.0, False, False), False)
+        while True:
+            stack = stacked(stack, torch.from_numpy(envs.obs), begins)
+            obs = game.observe(rules.config, GymState(stack if frames > 1 else stack[:, 0]))
+            camera.pictures.clear()
+            envs.step(act(obs, None).cpu().numpy())
+            begins = torch.from_numpy(envs.terminated | envs.truncated)
+            ended, won = bool(envs.episode_over[0]), bool(envs.won[0])
+            truncated = ended and not bool(envs.lost[0])
+            result = Result(float(envs.score[0]), int(envs.length[0]), float(envs.episode_return[0]), won, truncated)
+            yield Frame(camera.pictures[0], result, ended)
+            if ended:
+                yield Frame(camera.pictures[-1], Result(0, 0, 0.0, False, False), False)
+    finally:
+        envs.close()
+
+
+class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps a picture of every reset and step, because an environment is reset in the step that ends its episode."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self.name = name
+        self.pictures: list[draw.Pixels] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        start = self.env.reset(seed=seed, options=options)
+        self._shoot()
+        return start
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        outcome = self.env.step(action)
+        self._shoot()
+        return outcome
+
+    def _shoot(self) -> None:
+        picture: Any = self.env.render()
+        if getattr(picture, "ndim", 0) != 3:
+            raise UserError(
+                f"{self.name} cannot be drawn, because it has no render mode rgb_array; redline eval plays it."
+            )
+        self.pictures.append(picture[..., :3].copy())
 
 
 def play_terminal(
     rules: Rules, act: Act, seed: int, *, fps: float = 12, games: int = 1, out: TextIO | None = None
 ) -> list[Result]:
-    """Play `games` games, drawn in place at `fps` boards a second; then print the last board and a line for each game.
+    """Play `games` games, drawn in place at `fps` frames per second; then print the last frame and a line for each game.
 
     Where `out` (standard output by default) is no terminal, or one too small for the board, only the end is printed.
     """
     if fps <= 0:
-        raise UserError(f"fps is {fps:g}; expected more than 0 boards a second.")
+        raise UserError(f"fps is {fps:g}; expected more than 0 frames per second.")
     if games < 1:
         raise UserError(f"games is {games}; expected at least 1.")
     out = sys.stdout if out is None else out
-    palette, score_name = rules.game.PALETTE, rules.game.spec(rules.config).score_name
     frames = play(rules, act, seed)
     first = next(frames)
-    style, (lines, columns) = draw.style_of(out), _terminal_size(out)
-    # Large where there is room: a board of one pixel a cell is small on a screen. 0: do not animate.
-    scale = next((s for s in (2, 1) if _fits(first.cells, style, s, lines, columns)), 0)
-    if lines and not scale:
-        print("The terminal is too small to draw the game as it goes; its end follows.", file=out)
-
+    screen = _Screen(out, rules, first.picture)
     results: list[Result] = []
     due = time.monotonic()
-    with _own_screen(out) if scale else nullcontext():
+    with _alternate_screen(out) if screen.scale else nullcontext():
         for frame in itertools.chain([first], frames):
-            if scale:
-                status = _line(score_name, frame)
+            if screen.scale:
+                status = _line(screen.score_name, frame)
                 if games > 1:
                     steps = sum(result.length for result in results) + frame.result.length
                     status = f"game {len(results) + 1} of {games}   {status}   step {steps}"
-                _paint(out, [*draw.board_lines(frame.cells, palette, style, scale), "", status[: columns - 1]])
-                # Each board is due a fixed time after the last; time lost to a slow agent is not caught up in a rush.
+                _paint(out, [*screen.lines(frame.picture), "", status[: screen.columns - 1]])
+                # Each frame is due a fixed time after the last; time lost to a slow agent is not caught up in a rush.
                 due = max(due + (1 / fps if not frame.ended else BETWEEN_GAMES), time.monotonic())
             if frame.ended:
                 results.append(frame.result)
                 if len(results) == games:
                     break
-            if scale:
+            if screen.scale:
                 time.sleep(max(0.0, due - time.monotonic()))
-    ended = [_line(score_name, Frame(frame.cells, result, True)) for result in results]
-    numbered = [f"game {number}   {line}" for number, line in enumerate(ended, 1)] if games > 1 else ended
-    print(*draw.board_lines(frame.cells, palette, style, scale or 1), "", *numbered, sep="\n", file=out, flush=True)
+    lines = [_line(screen.score_name, Frame(frame.picture, result, True)) for result in results]
+    if games > 1:
+        lines = [f"game {number}   {line}" for number, line in enumerate(lines, 1)]
+    print(*screen.lines(frame.picture), "", *lines, sep="\n", file=out, flush=True)
     return results
+
+
+class _Screen:
+    """How frames are drawn on an output: style, size and scale; scale 0 where they cannot be drawn in place."""
+
+    def __init__(self, out: TextIO, rules: Rules, picture: draw.Pixels) -> None:
+        self.palette, self.score_name = rules.game.PALETTE, rules.game.spec(rules.config).score_name
+        self.style: draw.Style = draw.style_of(out)
+        self.rows, self.columns = _terminal_size(out)
+        if picture.ndim == 3:  # a picture is resized to what fits
+            self.scale = int(self.rows > 2 and self.columns > 1 and self.style != "letters")
+        else:  # as large as there is room for: a board of one pixel per cell is small on a screen
+            self.scale = next((s for s in (2, 1) if self._fits(picture, s)), 0)
+        if self.rows and not self.scale:
+            print("The terminal cannot show the game while it is played; its end follows.", file=out)
+
+    def lines(self, picture: draw.Pixels) -> list[str]:
+        """Return a frame as lines of text."""
+        if picture.ndim == 3:
+            rows, columns = (self.rows - 3, self.columns - 1) if self.scale else (20, 79)
+            return draw.picture_lines(picture, self.style, rows, columns)
+        return draw.board_lines(picture, self.palette, self.style, self.scale or 1)
+
+    def _fits(self, cells: draw.Pixels, scale: int) -> bool:
+        """Say whether a board and the line beneath fit without touching the last column, where terminals differ."""
+        height, width = cells.shape
+        lines, columns = draw.board_size((height, width), self.style, scale)
+        return lines + 2 <= self.rows and columns < self.columns
 
 
 def record_gif(
     rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000, scale: int = 16
 ) -> Result:
-    """Play one game, at most `max_steps` of it, and write it to `path`, a cell `scale` pixels wide."""
+    """Play one game, at most `max_steps` of it, and write it to `path` with cells of `scale` pixels."""
     if max_steps < 1:
         raise UserError(f"max_steps is {max_steps}; expected at least 1.")
     last: list[Frame] = []
 
-    def boards() -> Iterator[draw.Pixels]:
+    def pictures() -> Iterator[draw.Pixels]:
         for frame in itertools.islice(play(rules, act, seed), max_steps + 1):  # the first shows the start
             last[:] = [frame]
-            yield frame.cells
+            yield frame.picture
             if frame.ended:
                 return
 
-    write_gif(path, boards(), rules.game.PALETTE, scale, fps)
+    write_gif(path, pictures(), rules.game.PALETTE, scale, fps)
     return last[0].result if last[0].ended else last[0].result._replace(truncated=True)
 
 
 def _cells(rules: Rules, state: Any) -> draw.Pixels:
-    """The board of a State of one game, (H, W)."""
+    """Return the board of one game's State, (H, W)."""
     board: draw.Pixels = draw_cells(rules.game, rules.config, state)[0].numpy()
     return board
 
 
 def _line(score_name: str, frame: Frame) -> str:
-    """How the game stands, and how it ended if it has."""
+    """Return score, steps and reward of a game as a line, with the outcome at its end."""
     result = frame.result
-    line = f"{score_name} {result.score}   length {result.length}   reward {result.reward:.2f}"
+    line = f"{score_name} {result.score:g}   {result.length} steps   reward {result.reward:.2f}"
     return f"{line}   {result.outcome}" if frame.ended else line
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:
-    """Lines and columns; 0 where boards cannot be drawn in place."""
+    """Return lines and columns; 0 where frames cannot be drawn in place."""
     if not out.isatty() or os.environ.get("TERM") == "dumb":
         return 0, 0
     with suppress(OSError):
@@ -167,16 +245,9 @@ def _terminal_size(out: TextIO) -> tuple[int, int]:
     return size.lines, size.columns
 
 
-def _fits(cells: draw.Pixels, style: draw.Style, scale: int, lines: int, columns: int) -> bool:
-    """With the line beneath the board, and without touching the last column, where terminals differ."""
-    height, width = cells.shape
-    board_lines, board_columns = draw.board_size((height, width), style, scale)
-    return board_lines + 2 <= lines and board_columns < columns
-
-
 @contextmanager
-def _own_screen(out: TextIO) -> Iterator[None]:
-    """The terminal's second screen, cursor hidden; whatever happens, the user's own comes back as it was."""
+def _alternate_screen(out: TextIO) -> Iterator[None]:
+    """Switch to the terminal's alternate screen without a cursor, and back however the block ends."""
     try:
         out.write(_ENTER)
         yield
@@ -186,6 +257,6 @@ def _own_screen(out: TextIO) -> Iterator[None]:
 
 
 def _paint(out: TextIO, lines: list[str]) -> None:
-    """Write over what is there, in one piece: clearing first would flicker."""
+    """Overwrite the screen in one write: clearing it first would flicker."""
     out.write(_HOME + "\n".join(line + _CLEAR_LINE for line in lines) + _CLEAR_BELOW)
     out.flush()

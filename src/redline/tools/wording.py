@@ -1,87 +1,142 @@
-"""What evaluations found, in words and tables for people. `redline eval --json` has the same figures for programs."""
+"""Evaluation results as text: one run, several runs side by side, and the last lines of training.
+
+`redline eval --json` holds the same figures for programs. A figure that cannot be estimated is None there and is left
+out or shown as "-" here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from redline.core.records import Spec
 
-def evaluation(result: dict[str, Any], name: str) -> str:
-    """What `redline eval` found of one run; `name` is what the game counts."""
-    around, around_iqm = " (one game has no interval)", ""
+
+def evaluation(result: dict[str, Any], spec: Spec) -> str:
+    """Return the figures of one run, a line each."""
+    interval, iqm_interval = " (one game has no interval)", ""
     if result["score_low"] is not None:
-        around = f" ± {result['score_ci95']:.2f} (95 %), {_range(result, 'score')} by bootstrap"
-        around_iqm = f" (95 %: {_range(result, 'score_iqm')})"
-    lines = {
-        name: f"{result['score_mean']:.2f}{around}, worst {result['score_min']:.0f}, best {result['score_max']:.0f}"
-        + _unfinished(result),
-        "IQM": f"{result['score_iqm']:.2f}{around_iqm}, median {result['score_median']:.1f}",
+        interval = f" ± {result['score_ci95']:.2f} (95 %), {_interval(result, 'score')} by bootstrap"
+        iqm_interval = f" (95 %: {_interval(result, 'score_iqm')})"
+    extremes = f", worst {result['score_min']:.0f}, best {result['score_max']:.0f}"
+    figures = {
+        spec.score_name: f"{result['score_mean']:.2f}{interval}{extremes}{_unfinished(result)}",
+        "IQM": f"{result['score_iqm']:.2f}{iqm_interval}, median {result['score_median']:.1f}",
         "per game over": per_game_over(result),
         "length": f"{result['length_mean']:.1f} steps",
-        "won": _won(result),
     }
+    if spec.winnable:
+        figures["won"] = _wins(result)
     title = f"{result['episodes']} games of {result['env']}, {result['actions']}, after {result['env_steps']:,} training steps"
-    return "\n".join([title, *(f"  {what:<13} {text}" for what, text in lines.items())])
+    return "\n".join([title, *_lines(figures)])
 
 
-def comparison(result: dict[str, Any], name: str) -> str:
-    """What `redline eval` found of several runs: a row each, then over all of them."""
-    rows: list[tuple[str, ...]] = [("run", "algo", "games", name, "95 %", "IQM", "won", "steps a win", "per game over")]
-    for record in result["runs"]:
-        over, at_least = record["score_censored"], record["score_censored_low"]
-        rows.append(
-            (
-                record["run"],
-                record["algo"],
-                f"{record['episodes']:,}",
-                f"{record['score_mean']:.2f}",
-                "-" if record["score_low"] is None else _range(record, "score"),
-                f"{record['score_iqm']:.2f}",
-                f"{100 * record['win_rate']:.1f} %",
-                f"{record['steps_per_win']:.0f}" if record["steps_per_win"] else "-",
-                f"more than {at_least:.2f}" if over is None else f"{over:.2f}",
-            )
-        )
-    if result["finished"] == result["episodes"]:  # no game was cut off: the mean says it all
-        rows = [row[:-1] for row in rows]
+def comparison(result: dict[str, Any], spec: Spec) -> str:
+    """Return the figures of several runs: a table with a row each, then those over all runs."""
+    columns = _columns(result, spec)
+    rows = [list(columns), *([column(run) for column in columns.values()] for run in result["runs"])]
+    lines = [f"{len(rows) - 1} runs of {result['env']}, {result['actions']}, on the same held-out games", *table(rows)]
+    figures = {
+        "mean": f"{_figure(result['score_mean'])}{_in_brackets(result, 'score')}{_unfinished(result)}",
+        "IQM": f"{_figure(result['score_iqm'])}{_in_brackets(result, 'score_iqm')}",
+        "per game over": per_game_over(result),
+    }
+    if spec.winnable:
+        figures["won"] = _wins(result)
+    figures |= {"best run": result["best"], "worst run": result["worst"]}
+    lines.append("over the runs (intervals by bootstrap over runs and the games of each)")
+    return "\n".join([*lines, *_lines(figures)])
+
+
+def _columns(result: dict[str, Any], spec: Spec) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Return the columns of the comparison: heading -> cell of a run. Those that say nothing here are left out."""
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "run": lambda run: str(run["run"]),
+        "algo": lambda run: str(run["algo"]),
+        "games": lambda run: f"{run['episodes']:,}",
+        spec.score_name: lambda run: f"{run['score_mean']:.2f}",
+        "95 %": lambda run: _interval(run, "score"),
+        "IQM": lambda run: f"{run['score_iqm']:.2f}",
+    }
+    if spec.winnable:
+        columns["won"] = lambda run: f"{100 * run['win_rate']:.1f} %"
+        columns["steps a win"] = lambda run: f"{run['steps_per_win']:.0f}" if run["steps_per_win"] else "-"
+    if result["finished"] != result["episodes"]:  # some games were cut off, so that the mean is too low
+        columns["per game over"] = _censored
+    return columns
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Return rows of cells as aligned lines: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [f"{len(rows) - 1} runs of {result['env']}, {result['actions']}, on the same held-out games"]
+    lines = []
     for first, *others in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        lines.append(f"  {first:<{widths[0]}}  {'  '.join(cells)}")
-    figures = {
-        "mean": f"{result['score_mean']:.2f} (95 %: {_range(result, 'score')}){_unfinished(result)}",
-        "IQM": f"{result['score_iqm']:.2f} (95 %: {_range(result, 'score_iqm')})",
-        "per game over": per_game_over(result),
-        "won": _won(result),
-        "best run": result["best"],
-        "worst run": result["worst"],
-    }
-    lines.append("over the runs (intervals by bootstrap over runs and the games of each)")
-    return "\n".join([*lines, *(f"  {what:<13} {text}" for what, text in figures.items())])
+        lines.append(f"  {first:<{widths[0]}}  {'  '.join(cells)}".rstrip())
+    return lines
 
 
-def _range(result: dict[str, Any], name: str, scale: float = 1.0, digits: int = 2) -> str:
-    """The interval of a figure."""
-    return f"{scale * result[name + '_low']:.{digits}f} to {scale * result[name + '_high']:.{digits}f}"
-
-
-def _won(result: dict[str, Any]) -> str:
-    """The share of games won, its interval and how that was found, the steps a won game took."""
-    between = f"(95 %: {_range(result, 'win_rate', 100, 1)}, {result['win_rate_interval']})"
-    steps = f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else ""
-    return f"{100 * result['win_rate']:.1f} % {between}{steps}"
-
-
-def _unfinished(result: dict[str, Any]) -> str:
-    """A note where games were cut off: their scores are lower than they would have become."""
-    going_on = result["episodes"] - result["finished"]
-    return f"; {going_on} still going on count as they stood" if going_on else ""
+def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
+    """Return the score at the end of training, and a note where games were stopped before their end."""
+    won = f", won {100 * result['win_rate']:.1f} %" if spec.winnable else ""
+    lines = [
+        f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
+        f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}{won})"
+    ]
+    if unfinished := result["eval_episodes"] - result["finished"]:
+        lines.append(
+            f"{unfinished} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; "
+            f"score per game over: {per_game_over(result)}"
+        )
+    return lines
 
 
 def per_game_over(result: dict[str, Any]) -> str:
-    """The score per game over, which does not depend on where the budget of steps ended."""
-    low, high, count = (result[name] for name in ("score_censored_low", "score_censored_high", "game_overs"))
+    """Return the score per game over, which does not depend on where the step limit ended the games."""
+    count = result["game_overs"]
     played = f"{count:,} game over{'s' if count != 1 else ''} in {result['eval_steps']:,} steps"
     if not count:
-        return f"more than {low:.2f} (95 %): {played}"
-    return f"{result['score_censored']:.2f} (95 %: {low:.2f} to {high:.2f}): {played}"
+        low = result["score_censored_low"]
+        return f"unknown: {played}" if low is None else f"more than {low:.2f} (95 %): {played}"
+    return f"{result['score_censored']:.2f}{_in_brackets(result, 'score_censored')}: {played}"
+
+
+def _censored(run: dict[str, Any]) -> str:
+    if run["score_censored"] is not None:
+        return f"{run['score_censored']:.2f}"
+    low = run["score_censored_low"]
+    return "-" if low is None else f"more than {low:.2f}"
+
+
+def _lines(figures: dict[str, str]) -> list[str]:
+    return [f"  {name:<13} {text}" for name, text in figures.items()]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _interval(result: dict[str, Any], name: str, scale: float = 1.0, digits: int = 2) -> str:
+    """Return a figure's interval, "-" where there is none."""
+    low, high = result[f"{name}_low"], result[f"{name}_high"]
+    if low is None or high is None:
+        return "-"
+    return f"{scale * low:.{digits}f} to {scale * high:.{digits}f}"
+
+
+def _in_brackets(result: dict[str, Any], name: str) -> str:
+    interval = _interval(result, name)
+    return "" if interval == "-" else f" (95 %: {interval})"
+
+
+def _wins(result: dict[str, Any]) -> str:
+    """Return the win rate, its interval with the method, and the steps a won game took."""
+    interval = f"(95 %: {_interval(result, 'win_rate', 100, 1)}, {result['win_rate_interval']})"
+    steps = f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else ""
+    return f"{100 * result['win_rate']:.1f} % {interval}{steps}"
+
+
+def _unfinished(result: dict[str, Any]) -> str:
+    """Return a note where games were cut off: their scores would have become higher."""
+    unfinished = result["episodes"] - result["finished"]
+    return f"; {unfinished} still going on count as they stood" if unfinished else ""

@@ -1,0 +1,80 @@
+"""Commands of the command line: their record, their registry and the words a user gives them.
+
+A command is a module in `redline/cli/commands` that defines `COMMAND`, named by its file. Command modules import torch
+and everything that needs it inside their `run` function, so that help and usage errors appear at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from redline.cli import schema
+from redline.cli.schema import Option
+from redline.core.errors import UserError
+from redline.core.registry import Registry, defines
+from redline.run.options import build
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The words given to a command, not yet parsed by type."""
+
+    arguments: list[str] = field(default_factory=list)  # positional, in order
+    options: dict[str, Any] = field(default_factory=dict)  # by name; group options as env.NAME and ALGO.NAME
+    json: bool = False  # --json
+
+    def build(self, kind: type[T]) -> T:
+        """Return the options as a dataclass of type `kind`."""
+        return build(kind, self.options, "")
+
+    def print_json(self, record: dict[str, Any]) -> None:
+        """Print the one JSON object that `--json` promises on the last line of standard output."""
+        print(json.dumps(record, default=str), flush=True)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it takes and the function that runs it."""
+
+    summary: str  # one line for the overview
+    run: Callable[[Request], int]  # returns the exit code
+    argument: str = ""  # positional argument for the usage line; in brackets: optional; with "...": several
+    options: Callable[[], tuple[Option, ...]] = tuple
+    # Environment and algorithm whose options (--env.*, --ALGO.*) the command takes as well; either may be empty.
+    target: Callable[[Request], tuple[str, str]] | None = None
+    position: int = 100  # place in the overview
+
+
+def options_of(kind: type) -> Callable[[], tuple[Option, ...]]:
+    """Return a function that reads the options of a dataclass from its source."""
+    return lambda: schema.read_options(kind.__module__, kind.__qualname__)
+
+
+def _build(name: str, module: Any) -> Command:
+    command = getattr(module, "COMMAND", module)
+    if not isinstance(command, Command):
+        raise UserError(f"The command '{name}' is not a redline.cli.command.Command.")
+    return command
+
+
+COMMANDS: Registry[Command] = Registry(
+    "command", "redline.cli.commands", "redline.commands", defines("COMMAND"), _build
+)
+
+
+def by_position() -> dict[str, Command]:
+    """Return every command that can be imported, in the order of the overview."""
+    failures = COMMANDS.failures()
+    commands = {name: COMMANDS.load(name) for name in COMMANDS.names() if name not in failures}
+    return dict(sorted(commands.items(), key=lambda item: (item[1].position, item[0])))
+
+
+def own_options(command: Command) -> dict[str, Option]:
+    """Return a command's own options by name, `--json` last."""
+    json_option = Option("json", bool, False, "print one JSON object as the last line of standard output")
+    return {option.name: option for option in (*command.options(), json_option)}

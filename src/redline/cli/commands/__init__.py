@@ -1,0 +1,1 @@
+"""The commands: a module here that defines `COMMAND` is a command, named by its file."""

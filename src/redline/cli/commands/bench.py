@@ -1,0 +1,56 @@
+"""`redline bench [KIND]`: throughput tables for this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from redline.cli.command import Command, Request, options_of
+from redline.core.errors import UserError, nearest
+from redline.tools.bench_options import BenchOptions, BenchRequest
+
+KINDS = ("env", "train", "replay", "collect")
+
+
+def target(request: Request) -> tuple[str, str]:
+    """Return the environment and algorithm to measure."""
+    return str(request.options.get("env", BenchOptions.env)), str(request.options.get("algo", BenchOptions.algo))
+
+
+def run(request: Request) -> int:
+    """Measure one kind, or all of them, and print a table each."""
+    for kind in request.arguments:
+        if kind not in KINDS:
+            raise UserError(
+                f"There is no benchmark '{kind}'{nearest(kind, KINDS) or '.'} Benchmarks: {', '.join(KINDS)}."
+            )
+    from redline.run.config import split_groups
+    from redline.run.options import build
+    from redline.run.run_folder import write_json
+    from redline.tools import bench
+    from redline.tools.bench_collect import bench_collect
+    from redline.tools.bench_replay import bench_replay
+
+    measure = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
+    _, algo = target(request)
+    plain, groups = split_groups(request.options, algo)
+    options = build(BenchOptions, plain, "")
+    wanted = BenchRequest(**vars(options), env_options=groups["env"], algo_options=groups[algo])
+    record = bench.describe_machine(options.device)
+    for kind in request.arguments or KINDS:
+        record[kind] = measure[kind](wanted, sys.stderr if request.json else sys.stdout)
+    if options.out:
+        write_json(Path(options.out), record)
+    if request.json:
+        request.print_json(record)
+    return 0
+
+
+COMMAND = Command(
+    "measure throughput on this machine: environments, training, replay, collection",
+    run,
+    "[env|train|replay|collect]",
+    options_of(BenchOptions),
+    target,
+    position=6,
+)

@@ -1,0 +1,68 @@
+"""`redline eval RUN...`: play held-out games with the agents of one or more runs and report the score."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from redline.cli.command import Command, Request, options_of
+from redline.core.errors import StorageError
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of `redline eval`."""
+
+    episodes: int = 256  # games to play, each to its end; with --max-steps: games played at once
+    max_steps: int = 0  # play this many steps in all instead, for agents whose games are very long; 0: no limit
+    sample: bool = False  # sample actions from the policy, as in training, instead of taking the likeliest
+    seed: int = 0  # which set of held-out games
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+
+
+def run(request: Request) -> int:
+    """Evaluate every run on the same games, store each result in its run folder and print them."""
+    from redline.run.agent import load_agent
+    from redline.run.compare import evaluate_runs
+    from redline.run.run_folder import write_json
+    from redline.tools.wording import comparison, evaluation
+
+    options = request.build(EvalOptions)
+    agents = [load_agent(Path(run), options.device) for run in request.arguments]
+    show = sys.stderr.isatty()
+
+    def progress(number: int, done: int) -> None:
+        if show:
+            total = f"{options.max_steps:,} steps" if options.max_steps else f"{options.episodes} games"
+            prefix = f"run {number + 1} of {len(agents)}: " if len(agents) > 1 else ""
+            print(f"\r{prefix}{done:,} of {total}", end="", file=sys.stderr, flush=True)
+
+    budget = options.max_steps, options.sample
+    if len(agents) > 1:
+        result = evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
+    else:
+        result = agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
+    if show:
+        print("\r", end="", file=sys.stderr)
+    for agent, record in zip(agents, result.get("runs", [result]), strict=True):
+        try:
+            write_json(agent.path / "eval.json", record)
+        except StorageError as error:  # the run may be read-only: the result is still worth showing
+            print(f"redline: {error}", file=sys.stderr)
+    if request.json:
+        request.print_json(result)
+    else:
+        spec = agents[0].rules.game.spec(agents[0].rules.config)
+        print(comparison(result, spec) if len(agents) > 1 else evaluation(result, spec))
+    return 0
+
+
+COMMAND = Command(
+    "play held-out games and report mean, IQM and intervals; of several runs also over all of them",
+    run,
+    "RUN [RUN ...]",
+    options_of(EvalOptions),
+    position=2,
+)

@@ -1,0 +1,106 @@
+"""`redline train ENV`: train an agent into a run folder, or continue the run that is there."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from redline.cli import catalog, schema
+from redline.cli.command import Command, Request
+from redline.cli.parse import merge_config
+from redline.cli.schema import Option
+
+_GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
+_BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
+
+
+def options() -> tuple[Option, ...]:
+    """Return the general options: the settings of a run, and --config."""
+    settings = schema.read_options("redline.run.config", "Settings")
+    config = Option(
+        "config", str | None, None, "TOML file with any of these options; tables [env] and [ALGO] hold theirs"
+    )
+    return (*(option for option in settings if option.name not in _GROUPS), config)
+
+
+def target(request: Request) -> tuple[str, str]:
+    """Return environment and algorithm; the algorithm whose options are given where none is named."""
+    env = request.arguments[0] if request.arguments else ""
+    algo = str(request.options.get("algo", "auto"))
+    if algo == "auto":
+        groups = {key.partition(".")[0] for key in request.options if "." in key}
+        given = [name for name in catalog.ALGORITHMS.names() if name in groups]
+        algo = given[0] if len(given) == 1 else "auto"
+    return env, algo
+
+
+def run(request: Request) -> int:
+    """Train, print the result and the next commands; the exit code tells why training stopped."""
+    merged = merge_config("train", COMMAND, request)
+    from redline.run.config import from_words
+    from redline.run.train import EXIT_CODES, train
+
+    result = train(from_words(merged.arguments[0], merged.options)).result
+    if request.json:
+        request.print_json(result)
+    else:
+        print(closing_lines(result, request.options))
+    return EXIT_CODES.get(result["stopped_by"], 0)
+
+
+def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
+    """Return the summary of a training run and the commands to evaluate, watch and continue it."""
+    from redline.envs import make_rules
+    from redline.run.progress import duration, quantity
+    from redline.tools.wording import final_score
+
+    settings = result["settings"]
+    rules = make_rules(result["env"], settings["env_options"], settings.get("time_limit", 0))
+    lines = [
+        f"{quantity(result['env_steps'])} steps in {duration(result['seconds'])} "
+        f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
+        f"gradient samples/s); stopped by {result['stopped_by']}."
+    ]
+    if "score_mean" in result:
+        lines += final_score(result, rules.game.spec(rules.config))
+    budget = {"minutes": f"{2 * settings['minutes']:g}"} if settings["minutes"] else {"steps": 2 * result["env_steps"]}
+    repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
+    program, run_dir = _program(), result["run"]
+    return "\n".join(
+        [
+            *lines,
+            f"Run folder: {run_dir}",
+            f"  evaluate:  {program} eval {shlex.quote(run_dir)}",
+            f"  watch:     {program} watch {shlex.quote(run_dir)} --terminal",
+            f"  continue:  {program} train {result['env']} {shlex.join(_words(repeated))}",
+        ]
+    )
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """Return options as the words that give them on the command line."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def _program() -> str:
+    """Return how to call redline from here: by its path in a virtual environment that is not active."""
+    if sys.prefix == sys.base_prefix or shutil.which("redline"):
+        return "redline"
+    folder = Path(sys.prefix) / "bin"
+    with suppress(ValueError):
+        folder = folder.relative_to(Path.cwd())
+    return f"{folder}/redline"
+
+
+COMMAND = Command("train an agent; the same command again continues the run", run, "ENV", options, target, position=1)

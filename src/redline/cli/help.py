@@ -1,0 +1,131 @@
+"""Help: the overview of all commands, and each command's options with type, default and one sentence."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import MISSING
+from typing import Any
+
+from redline.cli import catalog
+from redline.cli.command import Command, Request, by_position, own_options
+from redline.cli.schema import Option
+from redline.core.errors import UserError
+
+_COLUMN = 32  # where the sentences begin
+
+
+def overview() -> str:
+    """Return the text of `redline --help`."""
+    lines = ["usage: redline COMMAND [OPTIONS]", ""]
+    lines += [_entry(f"{name} {command.argument}", command.summary) for name, command in by_position().items()]
+    lines += ["", "redline COMMAND --help shows a command's options; redline completion SHELL prints completions."]
+    return "\n".join(lines)
+
+
+def command_help(name: str, command: Command, words: list[str]) -> str:
+    """Return the text of `redline NAME --help`; with an environment among `words`, its options and its algorithm's."""
+    env, algo = _target(command, words)
+    lines = [f"usage: {' '.join(filter(None, ('redline', name, env or command.argument, '[OPTIONS]')))}", ""]
+    lines += [_wrap(f"{command.summary}.", ""), ""]
+    if env:
+        lines += [f"options of {env}:", *_entries(catalog.env_options(env), "env.")]
+        if algo != "auto":
+            lines += ["", f"options of {algo}:", *_entries(catalog.algorithm_options(algo), f"{algo}.")]
+        lines += ["", f"General options, such as --steps, --num-envs and --device: redline {name} --help."]
+        return "\n".join(lines)
+    lines += ["options:", *_entries(own_options(command).values(), "")]
+    if command.target:
+        example = catalog.GAMES.names()[0]
+        algorithms = ", ".join(f"--{algo}.*" for algo in catalog.ALGORITHMS.names())
+        lines += ["", f"Options of the environment are --env.*, of the algorithm {algorithms}:"]
+        lines += [f"redline train {example} --help shows those of {example}; add --algo NAME for another algorithm."]
+    return "\n".join(lines)
+
+
+def _target(command: Command, words: list[str]) -> tuple[str, str]:
+    """Return the environment and algorithm that help is wanted for, empty and auto where none is named."""
+    if command.target is None or command.argument != "ENV":
+        return "", "auto"
+    arguments = [word for word in words if not word.startswith("-")]
+    chosen = [second for first, second in itertools.pairwise(words) if first == "--algo"]
+    chosen += [word.partition("=")[2] for word in words if word.startswith("--algo=")]
+    known = catalog.ALGORITHMS.names()
+    chosen += [word[2:].partition(".")[0] for word in words if word.startswith("--") and "." in word]
+    for word in arguments:
+        try:
+            catalog.env_options(word)
+        except UserError:
+            continue
+        algo = next((name for name in chosen if name in known), "auto")
+        request = Request([word], {"algo": algo})
+        return word, command.target(request)[1] if algo != "auto" else catalog.default_algorithm(word)
+    if arguments and not any(word.startswith("--") and word not in ("--help",) for word in words):
+        catalog.env_options(arguments[0])  # the sentence for an environment that does not exist
+    return "", "auto"
+
+
+def _entries(options: Iterable[Option], prefix: str) -> list[str]:
+    lines = []
+    for option in options:
+        flag = f"{prefix}{option.name.replace('_', '-')}"
+        shown = f"--{flag}.NAME" if option.is_mapping else f"--{_negation(option)}{flag}"
+        lines.append(_entry(f"{shown} {type_name(option.kind)}".rstrip(), f"{option.help} {_default(option)}".strip()))
+    return lines
+
+
+def _negation(option: Option) -> str:
+    """Return the prefix that switches a flag off, where that is of use."""
+    if not option.is_flag or option.default is False:
+        return ""
+    return "no-" if option.default is True else "[no-]"
+
+
+def _default(option: Option) -> str:
+    if option.is_mapping or option.default is MISSING or option.default is ...:
+        return ""
+    if option.default is None and type_name(option.kind) == "TEXT":
+        return ""
+    return f"[{default_text(option.default)}]"
+
+
+def default_text(value: Any) -> str:
+    """Return a default as a user would type it."""
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value)) or "none"
+    return f"{value:,}".replace(",", "_") if isinstance(value, int) and value >= 10_000 else str(value) or "none"
+
+
+def type_name(kind: Any) -> str:
+    """Return the placeholder for a value of a type: N, X, TEXT, a|b; empty for a flag."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        names = dict.fromkeys(type_name(part) for part in arguments if part not in (type(None), str))
+        return "|".join(names) if names else "TEXT"
+    if origin is typing.Literal:
+        return "|".join(map(str, arguments))
+    if origin is tuple:
+        one = type_name(arguments[0])
+        return f"{one},{one},…"
+    return {bool: "", int: "N", float: "X"}.get(kind, "VALUE" if origin is dict or kind is dict else "TEXT")
+
+
+def _entry(left: str, text: str) -> str:
+    """Return an indented line: `left`, then `text` in its column, wrapped; on the next line where `left` is long."""
+    body = _wrap(text, " " * _COLUMN)
+    if len(left) + 4 > _COLUMN:
+        return f"  {left}\n{body}" if text else f"  {left}"
+    return f"  {left:<{_COLUMN - 3}} {body.lstrip()}".rstrip()
+
+
+def _wrap(text: str, indent: str) -> str:
+    width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 120)
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
