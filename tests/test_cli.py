@@ -22,8 +22,14 @@ from PIL import Image
 
 import redline
 from redline import algos, cli, games
+from redline.cli import catalog
+from redline.cli.command import COMMANDS, by_position, own_options
+from redline.cli.commands.train import closing_lines
+from redline.cli.parse import parse, split
 from redline.core.errors import UserError
+from redline.core.records import Spec
 from redline.run import config, evaluate, session
+from redline.tools import wording
 
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (
@@ -118,8 +124,8 @@ def test_train_json(trained: tuple[Path, Output]) -> None:
     ],
 )
 def test_flags_of_an_algorithm(words: str, expected: dict[str, Any]) -> None:
-    command = cli.COMMANDS["train"]
-    assert cli.parse("train", command, command.options(), words.split()) == ("snake", expected)
+    request = split("train", COMMANDS.load("train"), words.split())
+    assert (request.arguments, request.options) == (["snake"], expected)
 
 
 def test_train_for_people(tmp_path: Path) -> None:
@@ -204,24 +210,13 @@ def test_eval_with_a_budget_of_steps(run: str, monkeypatch: pytest.MonkeyPatch) 
     assert {**same, "seconds": 0} == {**result, "seconds": 0}
 
 
-def test_games_that_were_stopped_at_the_end_of_training_are_told(trained: tuple[Path, Output]) -> None:
+def test_closing_lines_mention_games_that_were_stopped(trained: tuple[Path, Output]) -> None:
     result = trained[1].json
     assert result["finished"] == result["eval_episodes"] == 4
-    assert "stopped after" not in cli._closing_words(result, {})
-    told = cli._closing_words(result | {"finished": 1, "game_overs": 0, "score_censored_low": 15.5}, {})
-    assert (
-        "\n3 of them were stopped after 4,000 steps and count as they stood; score per game over: more than 15.5"
-        in told
-    )
-
-
-def test_the_score_per_game_over_in_words() -> None:
-    record = {"score_censored": 21.0, "score_censored_low": 15.5, "score_censored_high": 30.25, "eval_steps": 12_000}
-    assert cli._per_game_over(record | {"game_overs": 2_000}) == (
-        "21.00 (95 %: 15.50 to 30.25): 2,000 game overs in 12,000 steps"
-    )
-    record |= {"score_censored": None, "score_censored_high": None, "game_overs": 0}
-    assert cli._per_game_over(record) == "more than 15.50 (95 %): 0 game overs in 12,000 steps"
+    assert "stopped after" not in closing_lines(result, {})
+    lines = closing_lines(result | {"finished": 1, "game_overs": 0, "score_censored_low": 15.5}, {})
+    note = "\n3 of them were stopped after 4,000 steps and count as they stood; score per game over: more than 15.5"
+    assert note in lines
 
 
 def test_eval_without_a_game_over(run: str) -> None:
@@ -251,7 +246,7 @@ def test_watch_in_the_terminal(run: str) -> None:
     assert drawn.err == output.out  # the game goes to standard error, standard output is for the program that reads it
     record = drawn.json
     assert (record["run"], record["env"], len(record["games"])) == (run, "snake", 2)
-    assert [f"length {game['length']} " in output.out for game in record["games"]] == [True, True]
+    assert [f"   {game['length']} steps " in output.out for game in record["games"]] == [True, True]
 
 
 def test_watch_as_a_gif(run: str, tmp_path: Path) -> None:
@@ -328,9 +323,10 @@ def test_doctor() -> None:
 
 def test_list() -> None:
     record = call("list", "--json").json
-    hosts = ["gym:ID", "mario:W-S"]
-    replay = ["device", "pinned", "memmap"]
-    assert record == {"games": games.names(), "algorithms": algos.names(), "replay": replay, "hosts": hosts}
+    assert record["games"] == games.names()
+    assert record["algorithms"] == algos.names()
+    assert record["environments"] == ["gym:ID", "mario:W-S"]
+    assert not any(record["failures"].values())
     output = call("list")
     assert output.code == 0
     for name in games.names() + algos.names():
@@ -346,36 +342,24 @@ def test_version() -> None:
 def test_overview(word: str) -> None:
     output = call(word)
     assert (output.code, output.err) == (0, "")
-    for name, command in cli.COMMANDS.items():
+    text = " ".join(output.out.split())
+    for name, command in by_position().items():
         assert f"  {name} {command.argument}".rstrip() in output.out
-        assert command.summary in output.out
+        assert command.summary in text
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS.names())
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help(name: str, flag: str) -> None:
     output = call(name, flag)
     assert (output.code, output.err) == (0, "")
     assert output.out.startswith(f"usage: redline {name}")
-    command = cli.COMMANDS[name]
-    fields = {field.name: field for field in dataclasses.fields(command.options())}
-    if command.argument == "ENV":
-        assert "\n  --env " not in output.out
-        fields.pop("env")
-    for field in fields.keys() - {"env_options", "algo_options"}:
-        (line,) = (line for line in output.out.splitlines() if line.startswith(f"  --{field.replace('_', '-')} "))
-        default = fields[field].default
-        assert line.endswith("[auto]" if default is None else f"[{default}]")
-    assert "  --json " in output.out
-    if command.groups:
-        for option in ("--env.width ", "--env.start_length ", "--dqn.learning_rate ", "--dqn.hidden "):
-            assert option in output.out
-
-
-def test_help_explains_every_option_of_train() -> None:
-    for line in call("train", "--help").out.splitlines():
-        if line.startswith("  --") and "." not in line.split()[0]:
-            assert len(line.split()) > 2 or line.split()[0] in ("--algo", "--seed"), line
+    for option in own_options(COMMANDS.load(name)).values():
+        pattern = rf"^  --(\[no-\]|no-)?{option.name.replace('_', '-')}( |$)"
+        (line,) = re.findall(pattern, output.out, re.MULTILINE)[:1] or [None]
+        assert line is not None, option.name
+        assert option.help, option.name
+    assert "--env.width" not in output.out
 
 
 # ---- what is wrong
@@ -384,7 +368,7 @@ def test_help_explains_every_option_of_train() -> None:
 WRONG = {
     # unknown names, with the nearest
     "trian snake": "There is no command 'trian'; did you mean 'train'?",
-    "zzzz": "There is no command 'zzzz'. Commands: train",
+    "zzzz": "There is no command 'zzzz'. Commands: train, eval,",
     "train snak": "There is no game 'snak'; did you mean 'snake'?",
     "train zzzz": "There is no game 'zzzz'. Games: snake",
     "train snake --algo dqm": "There is no algorithm 'dqm'; did you mean 'dqn'?",
@@ -519,10 +503,10 @@ def test_figures_that_cannot_be_written() -> None:
 
 
 def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> list[str]:
+    def interrupt() -> dict[str, str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(games, "names", interrupt)
+    monkeypatch.setattr(catalog, "registries", interrupt)
     assert call("list") == (130, "", "")
 
 
@@ -542,9 +526,8 @@ def test_any_words_are_a_plan_or_one_sentence(words: list[str]) -> None:
     """Whatever is typed, deciding what to do ends in a plan or in a sentence; nothing is trained here."""
     refused, plan = "", None
     try:
-        _, options = cli.parse("train", cli.COMMANDS["train"], config.Settings, ["snake", *words])
-        options.pop("json", None)
-        plan = config.resolve(config.from_words("snake", options))
+        request = parse("train", COMMANDS.load("train"), ["snake", *words])
+        plan = config.resolve(config.from_words("snake", request.options))
     except UserError as error:
         refused = str(error)
     assert refused if plan is None else plan.num_envs >= 1
@@ -597,4 +580,4 @@ def test_a_reader_that_goes_away(programs: dict[str, tuple[int, bytes, bytes]]) 
 def test_a_terminal_that_knows_ascii_only(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
     code, out, err = programs["ascii"]
     assert (code, err) == (0, b"")
-    assert b"usage: redline COMMAND ? [--json]" in out
+    assert b"usage: redline COMMAND" in out

@@ -86,7 +86,7 @@ def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
     # one gradient sample an environment step, from before the clock started
     assert session.updates >= session.iterations - 2
     assert session.samples_trained == session.updates * 8
-    assert "one gradient sample a step" in out.getvalue()
+    assert "one gradient sample per step" in out.getvalue()
 
 
 def test_train_table_of_an_algorithm_without_replay(monkeypatch: pytest.MonkeyPatch) -> None:

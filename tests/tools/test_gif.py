@@ -1,4 +1,4 @@
-"""GIFs as another decoder (Pillow) sees them, and their compression against a plain decoder written from the format."""
+"""GIFs decoded again: every picture at its time, sizes, names and places that are refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from PIL import Image
 
 from redline.core.errors import StorageError, UserError
 from redline.tools.draw import board_rgb
-from redline.tools.gif import compress, write_gif
+from redline.tools.gif import write_gif
 
 PALETTE = (("floor", (24, 26, 32)), ("body", (64, 160, 92)), ("head", (150, 230, 120)), ("food", (226, 74, 62)))
 
 
 def decoded(path: Path) -> tuple[list[np.ndarray], list[int], dict[str, object]]:
-    """Every frame (H, W, 3), every duration in ms, and the file's own facts, as Pillow reads them."""
+    """Return every frame (H, W, 3), every duration in ms, and the file's own facts."""
     with Image.open(path) as image:
         frames, durations = [], []
         for number in range(image.n_frames):
@@ -26,6 +26,14 @@ def decoded(path: Path) -> tuple[list[np.ndarray], list[int], dict[str, object]]
             frames.append(np.array(image.convert("RGB")))
             durations.append(image.info["duration"])
         return frames, durations, dict(image.info)
+
+
+def shown(path: Path, count: int, fps: float = 12) -> list[np.ndarray]:
+    """Return the picture on the screen in the middle of each of `count` frames: unchanged frames are stored once."""
+    frames, durations, _ = decoded(path)
+    ends = np.cumsum(durations)
+    times = [(number + 0.5) * 1000 / fps for number in range(count)]
+    return [frames[int(np.searchsorted(ends, time))] for time in times]
 
 
 def walk(steps: int, height: int, width: int) -> Iterator[np.ndarray]:
@@ -53,29 +61,27 @@ def noise(steps: int, height: int, width: int) -> list[np.ndarray]:
 def test_every_pixel_of_every_frame(tmp_path: Path, frames: list[np.ndarray], scale: int) -> None:
     path = tmp_path / "game.gif"
     write_gif(path, iter(frames), PALETTE, scale=scale)
-    images, _, info = decoded(path)
-    assert len(images) == len(frames)
-    for image, cells in zip(images, frames, strict=True):
+    for image, cells in zip(shown(path, len(frames)), frames, strict=True):
         assert np.array_equal(image, board_rgb(cells, PALETTE, scale))
-    assert info["loop"] == 0  # for ever
+    if len(frames) > 1:
+        assert decoded(path)[2]["loop"] == 0  # for ever
 
 
-@pytest.mark.parametrize("colours", [1, 2, 3, 6, 7, 30, 254])
+@pytest.mark.parametrize("colours", [1, 2, 3, 6, 7, 30, 255])
 def test_palettes_of_any_size(tmp_path: Path, colours: int) -> None:
     palette = tuple((f"c{i}", (i, 255 - i, (7 * i) % 256)) for i in range(colours))
     rng = np.random.default_rng(2)
     frames = [rng.integers(0, colours, (12, 9)).astype(np.uint8) for _ in range(3)]
     write_gif(tmp_path / "a.gif", frames, palette, scale=4)
-    images, _, _ = decoded(tmp_path / "a.gif")
+    images = shown(tmp_path / "a.gif", 3)
     assert all(np.array_equal(image, board_rgb(c, palette, 4)) for image, c in zip(images, frames, strict=True))
 
 
 def test_durations_add_up_and_the_last_frame_is_held(tmp_path: Path) -> None:
     write_gif(tmp_path / "a.gif", walk(25, 5, 5), PALETTE, scale=2, fps=12)
     _, durations, _ = decoded(tmp_path / "a.gif")
-    assert set(durations[:-1]) == {80, 90}  # a twelfth of a second is no whole number of hundredths
-    assert sum(durations[:-1]) == 2000
-    assert durations[-1] == 1500
+    assert sum(durations) == 2000 + 1500  # a twelfth of a second is no whole number of hundredths
+    assert durations[-1] >= 1500
 
 
 def test_small_changes_make_small_files(tmp_path: Path) -> None:
@@ -89,49 +95,14 @@ def test_small_changes_make_small_files(tmp_path: Path) -> None:
     assert ((tmp_path / "all.gif").stat().st_size - first) / 20 < first / 4
 
 
-def expand(data: bytes, depth: int) -> bytes:
-    """GIF's LZW decoder, from the specification; strict about how the stream starts, widens and ends."""
-    clear, end = 1 << depth, (1 << depth) + 1
-    bits, place, width = int.from_bytes(data, "little"), 0, depth + 1
-    phrases: list[bytes] = []
-    previous, out, first = b"", bytearray(), True
-    while True:
-        code = (bits >> place) & ((1 << width) - 1)
-        place += width
-        assert place <= 8 * len(data), "the stream has no end"
-        assert code == clear or not first, "the stream must start with a clear code"
-        first = False
-        if code == end:
-            assert 8 * len(data) - place < 8, "bytes after the end"
-            return bytes(out)
-        if code == clear:
-            phrases = [bytes([i]) for i in range(clear)] + [b"", b""]
-            previous, width = b"", depth + 1
-            continue
-        assert code <= len(phrases), "a code nobody has defined"
-        phrase = phrases[code] if code < len(phrases) else previous + previous[:1]
-        if previous and len(phrases) < 4096:
-            phrases.append(previous + phrase[:1])
-        if len(phrases) == 1 << width and width < 12:
-            width += 1
-        out += phrase
-        previous = phrase
-
-
-def test_compression_of_every_length() -> None:
-    # Every length, so that the stream ends just before, at and after each widening of the codes, with any number of
-    # bits left over in its last byte; noise fills the table.
-    for seed in range(40):
-        short = np.random.default_rng(seed).integers(0, 4, 60).astype(np.uint8).tobytes()
-        for length in range(1, 60):
-            assert expand(compress(short[:length], 2), 2) == short[:length], (seed, length)
-    noise_data = np.random.default_rng(3).integers(0, 8, 20_000).astype(np.uint8).tobytes()
-    for length in [*range(1, 400), 1_500, *range(3_000, 3_012), 20_000]:
-        assert expand(compress(noise_data[:length], 3), 3) == noise_data[:length], length
-    for length in [*range(1, 100), 25_600]:
-        assert expand(compress(b"\5" * length, 3), 3) == b"\5" * length, length
-    assert expand(compress(bytes(range(256)) * 40, 8), 8) == bytes(range(256)) * 40
-    assert len(compress(b"\5" * 25_600, 3)) < 400
+def test_rendered_pictures(tmp_path: Path) -> None:
+    """RGB frames, as environments of Gymnasium render them, keep their colours and are made smaller if they are large."""
+    picture = np.zeros((300, 960, 3), np.uint8)
+    picture[:, :480] = (200, 30, 40)
+    write_gif(tmp_path / "a.gif", [picture, picture[:, ::-1].copy()], ())
+    frames, _, _ = decoded(tmp_path / "a.gif")
+    assert [frame.shape for frame in frames] == [(150, 480, 3)] * 2
+    assert tuple(frames[0][75, 100]) == tuple(frames[1][75, 380]) == (200, 30, 40)
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -148,7 +119,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["game.gif"]
     write_gif(path, walk(3, 4, 4), PALETTE)
-    assert len(decoded(path)[0]) == 3
+    assert len(decoded(path)[0]) == 2  # the last two boards are equal
     assert os.listdir(tmp_path) == ["game.gif"]
 
 
@@ -171,6 +142,6 @@ def test_what_cannot_be_a_gif(tmp_path: Path) -> None:
         write_gif(path, [*walk(1, 4, 4), *walk(1, 4, 5)], PALETTE)
     with pytest.raises(ValueError, match="frame 0 is no"):
         write_gif(path, [np.full((2, 2), 4, dtype=np.uint8)], PALETTE)
-    with pytest.raises(ValueError, match="254 colours"):
-        write_gif(path, walk(1, 4, 4), (("x", (0, 0, 0)),) * 255)
+    with pytest.raises(ValueError, match="255 colours"):
+        write_gif(path, walk(1, 4, 4), (("x", (0, 0, 0)),) * 256)
     assert os.listdir(tmp_path) == []

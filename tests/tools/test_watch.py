@@ -76,7 +76,7 @@ def test_the_game_is_lane_0_of_the_seed() -> None:
     for _ in range(4):  # games, each from its own random stream
         assert env.state is not None
         frame = next(frames)
-        assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.state.game)[0].numpy())
+        assert np.array_equal(frame.picture, rules.game.cells(rules.config, env.state.game)[0].numpy())
         assert frame.result == (0, 0, 0.0, False, False)
         while not frame.ended:
             step = env.step(torch.zeros(3, dtype=torch.int64))
@@ -87,8 +87,8 @@ def test_the_game_is_lane_0_of_the_seed() -> None:
             assert frame.result.score == step.episode.score[0]
             assert frame.result.reward == step.episode.episode_return[0]
             if not ended:
-                assert np.array_equal(frame.cells, rules.game.cells(rules.config, env.state.game)[0].numpy())
-    boards = [next(watch.play(rules, go_up, seed)).cells.tobytes() for seed in range(5)]
+                assert np.array_equal(frame.picture, rules.game.cells(rules.config, env.state.game)[0].numpy())
+    boards = [next(watch.play(rules, go_up, seed)).picture.tobytes() for seed in range(5)]
     assert len(set(boards)) == 5
 
 
@@ -118,11 +118,11 @@ def test_outcomes() -> None:
         False,
         "won",
     )  # 3 cells at first, 16 at the end
-    assert (died.length, died.won, died.truncated, died.outcome) == (3, False, False, "died")  # row 2, 1, 0, wall
-    assert (cut.length, cut.won, cut.truncated, cut.outcome) == (2, False, True, "cut short")
+    assert (died.length, died.won, died.truncated, died.outcome) == (3, False, False, "game over")  # row 2, 1, 0, wall
+    assert (cut.length, cut.won, cut.truncated, cut.outcome) == (2, False, True, "truncated")
     lines = [line for line in out.getvalue().splitlines() if "foods" in line]
-    assert [line.split("   ")[-1] for line in lines] == ["won", "died", "cut short"]
-    assert lines[0].startswith(f"foods 13   length {won.length}   reward 18.00")
+    assert [line.split("   ")[-1] for line in lines] == ["won", "game over", "truncated"]
+    assert lines[0].startswith(f"foods 13   {won.length} steps   reward 18.00")
 
 
 def test_no_terminal_gets_the_last_board_and_the_result(slept: list[float]) -> None:
@@ -131,10 +131,10 @@ def test_no_terminal_gets_the_last_board_and_the_result(slept: list[float]) -> N
     *board, empty, line = out.getvalue().splitlines()
     frames = watch.play(small_rules(), go_up, 0)
     last = next(frame for frame in frames if frame.ended)
-    assert board == draw.board_lines(last.cells, small_rules().game.PALETTE, "letters")
+    assert board == draw.board_lines(last.picture, small_rules().game.PALETTE, "letters")
     assert sum(board_line.count("h") for board_line in board) == 1
     assert empty == ""
-    assert line == f"foods {result.score}   length 3   reward {result.reward:.2f}   died"
+    assert line == f"foods {result.score}   3 steps   reward {result.reward:.2f}   game over"
     assert slept == []  # nobody watches: full speed
 
 
@@ -149,12 +149,12 @@ def test_drawn_in_place(terminal: Terminal, slept: list[float]) -> None:
     steps = sum(result.length for result in results)
     assert len(painted) == steps + 2  # and the two first boards
     for picture in painted:
-        expected = draw.board_lines(next(frames).cells, rules.game.PALETTE, "rgb", scale=2)
+        expected = draw.board_lines(next(frames).picture, rules.game.PALETTE, "rgb", scale=2)
         lines = picture.split("\x1b[K\n")
         assert lines[: len(expected)] == expected
         assert "\x1b[2J" not in picture  # clearing would flicker
     assert "game 2 of 2   foods" in painted[-1]
-    assert f"died   step {steps}" in painted[-1]
+    assert f"game over   step {steps}" in painted[-1]
     assert [line.split("   ")[0] for line in after.splitlines()[-2:]] == ["game 1", "game 2"]
     held = sum(abs(nap - watch.BETWEEN_GAMES) < 1e-6 for nap in slept)
     assert held == 1  # between the games; after the last there is nothing to wait for
@@ -208,8 +208,8 @@ def test_terminals_of_all_kinds(
     text = terminal.getvalue()
     assert ("\x1b[H" in text) == animated == bool(slept)
     assert ("▀" in text) == ("\x1b[38;2" in text) == coloured
-    assert ("too small" in text) == (setting in ("LINES", "COLUMNS") and not animated)
-    assert text.endswith("died\n")
+    assert ("cannot show" in text) == (setting in ("LINES", "COLUMNS") and not animated)
+    assert text.endswith("game over\n")
 
 
 def test_the_size_is_that_of_the_terminal_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,18 +230,18 @@ def test_recording(tmp_path: Path) -> None:
         assert image.n_frames == result.length + 1
         for number, frame in zip(range(image.n_frames), watch.play(rules, around, 0), strict=False):
             image.seek(number)
-            assert np.array_equal(np.array(image.convert("RGB")), draw.board_rgb(frame.cells, rules.game.PALETTE, 8))
+            assert np.array_equal(np.array(image.convert("RGB")), draw.board_rgb(frame.picture, rules.game.PALETTE, 8))
         assert frame.ended
-        assert (frame.cells > 0).all()  # the board of the win is full
+        assert (frame.picture > 0).all()  # the board of the win is full
 
 
 def test_a_long_recording_is_cut_short(tmp_path: Path) -> None:
     result = watch.record_gif(small_rules(), around, 0, tmp_path / "a.gif", max_steps=5)
-    assert (result.length, result.truncated, result.won, result.outcome) == (5, True, False, "cut short")
+    assert (result.length, result.truncated, result.won, result.outcome) == (5, True, False, "truncated")
     with Image.open(tmp_path / "a.gif") as image:
         assert image.n_frames == 6
     assert (
-        watch.record_gif(small_rules(), go_up, 0, tmp_path / "b.gif", max_steps=3).outcome == "died"
+        watch.record_gif(small_rules(), go_up, 0, tmp_path / "b.gif", max_steps=3).outcome == "game over"
     )  # on the last step
 
 

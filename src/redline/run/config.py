@@ -48,7 +48,7 @@ class Settings:
     steps: int | None = None  # stop after this many environment steps in all
     episodes: int | None = None  # stop after this many finished games in all
     minutes: float | None = None  # stop after this much training time in all; 3 when no limit is given
-    seed: int = 0
+    seed: int = 0  # of the games, the weights and every random choice
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
     compile: bool | None = None  # torch.compile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,9 @@ class CheckOptions:
 def run(request: Request) -> int:
     """Run the contract; the first rule that is broken is the error message."""
     options = request.build(CheckOptions)
-    from redline import testing
-
+    testing: Any = importlib.import_module("redline.testing")
     name = request.arguments[0]
-    checked: Any = testing.check_game(name, oracle=options.oracle)
+    checked = testing.check_game(name, oracle=options.oracle)
     if request.json:
         request.print_json({"game": name, "checks": list(checked or ())})
     else:
