@@ -27,9 +27,7 @@ from redline.cli.command import COMMANDS, by_position, own_options
 from redline.cli.commands.train import closing_lines
 from redline.cli.parse import parse, split
 from redline.core.errors import UserError
-from redline.core.records import Spec
 from redline.run import config, evaluate, session
-from redline.tools import wording
 
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (

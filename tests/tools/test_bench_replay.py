@@ -17,7 +17,9 @@ def test_every_combination_has_a_figure(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "_peers", lambda: {"a peer": lambda *_: 123_000.0, "another": broken})
     out = io.StringIO()
-    wanted = BenchRequest(seconds=0.01, device="cpu", compile=False, capacity=4000, batch=(16, 32), folder=str(tmp_path))
+    wanted = BenchRequest(
+        seconds=0.01, device="cpu", compile=False, capacity=4000, batch=(16, 32), folder=str(tmp_path)
+    )
     record = module.bench_replay(wanted, out)
     combinations = {(row["stored"], row["where"], row["prioritized"]) for row in record["rows"]}
     places = ("device", "pinned", "memmap")

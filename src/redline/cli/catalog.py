@@ -95,7 +95,11 @@ def default_algorithm(env: str) -> str:
 
 def unknown_environment(name: str) -> str:
     """Return the sentence for an environment that does not exist, with the nearest that does."""
-    hint = nearest(name, [*GAMES.names(), *cpu_kinds()]) or "."
+    import gymnasium
+
+    if name in gymnasium.registry:
+        return f"There is no game '{name}'; did you mean 'gym:{name}'? gym:ID names a Gymnasium environment."
+    hint = nearest(name.partition(":")[0], [*GAMES.names(), *cpu_kinds()]) or "."
     return (
         f"There is no game '{name}'{hint} Games: {', '.join(environments())}, "
         "or the import name of a module in the current folder or on the Python path."
