@@ -15,6 +15,7 @@ from redline.core.registry import Registry, defines
 # The packages' own registries validate what they load. These only list and locate.
 GAMES: Registry[Any] = games.registry
 ALGORITHMS: Registry[Any] = algos.registry
+group_of = algos.group_of
 
 
 REPLAY: Registry[Any] = Registry("replay kind", "redline.replay", "redline.replay", defines("KIND"))

@@ -93,7 +93,7 @@ def check(command: Command, request: Request) -> None:
     env, algo = command.target(request)
     schemas = {"env": catalog.env_options(env)} if env else {}
     if algo != "auto":
-        schemas[algo] = catalog.algorithm_options(algo)
+        schemas[catalog.group_of(algo)] = catalog.algorithm_options(algo)
     for group, words in grouped.items():
         if group not in schemas:
             if algo != "auto" or group not in catalog.ALGORITHMS.names():
@@ -121,7 +121,7 @@ def _check_value(option: Option, word: Any, key: str) -> None:
 
 def _unknown_group(group: str, algo: str) -> str:
     if algo != "auto":
-        return f"There is no option group {group}.*; with --algo {algo} there are env.* and {algo}.*."
+        return f"There is no option group {group}.*; with --algo {algo} there are env.* and {catalog.group_of(algo)}.*."
     groups = ", ".join(f"{name}.*" for name in catalog.ALGORITHMS.names())
     return f"There is no option group {group}.*; there are env.* and those of the algorithms: {groups}."
 
