@@ -35,7 +35,11 @@ def command_help(name: str, command: Command, words: list[str]) -> str:
     if env:
         lines += [f"options of {env}:", *_entries(catalog.env_options(env), "env.")]
         if algo != "auto":
-            lines += ["", f"options of {algo}:", *_entries(catalog.algorithm_options(algo), f"{catalog.group_of(algo)}.")]
+            lines += [
+                "",
+                f"options of {algo}:",
+                *_entries(catalog.algorithm_options(algo), f"{catalog.group_of(algo)}."),
+            ]
         lines += ["", f"General options, such as --steps, --num-envs and --device: redline {name} --help."]
         return "\n".join(lines)
     lines += ["options:", *_entries(own_options(command).values(), "")]
