@@ -1,9 +1,12 @@
-# Two commands on a fresh machine: `make train`, `make test`. Everything installs into .venv; nothing is activated by hand.
+# Two commands on a fresh machine: `make train`, `make test`. Everything installs into .venv; nothing has to be activated.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Parallel test workers: one per core, at most eight. `make test WORKERS=1` runs in one process.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: install train test lint bench gpu-test clean
+.PHONY: install train test test-fast lint bench docs gpu-test clean
 
 install: .venv/.installed
 
@@ -15,16 +18,22 @@ install: .venv/.installed
 	@$(PIP) -e .
 	@touch $@
 
+# The Mario emulator is built from source before Python 3.13; where that fails, its tests are skipped.
 .venv/.test-installed: .venv/.installed
-	@echo "Installing the test needs into .venv ..."
+	@echo "Installing the test dependencies into .venv ..."
 	@$(PIP) -e '.[test]'
+	@$(PIP) -e '.[mario]' >/dev/null 2>&1 || echo "The mario extra does not install here: tests with the real emulator are skipped."
 	@touch $@
 
 train: .venv/.installed
 	@$(BIN)/redline train snake
 
 test: .venv/.test-installed lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python $(PYTEST)
+
+# Without the tests listed in tests/slow_tests.txt: those that compile, start processes or train for long.
+test-fast: .venv/.test-installed
+	@$(BIN)/python $(PYTEST) --fast
 
 lint: .venv/.test-installed
 	@$(BIN)/ruff check .
@@ -36,9 +45,13 @@ bench: .venv/.test-installed
 	@$(BIN)/redline bench train
 	@$(BIN)/python bench/peers.py
 
+# Generated pages: docs/benchmarks.md from bench/results/*.json.
+docs: .venv/.installed
+	@$(BIN)/python bench/make_benchmarks_page.py
+
 # On a machine with a GPU and its own torch: uses the interpreter as it is, installs nothing.
 gpu-test:
-	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest -m gpu
+	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest -m gpu -n $$(( $$(nproc) > 15 ? 15 : $$(nproc) )) --dist worksteal
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
