@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
@@ -40,6 +41,38 @@ def odd_rewards(name: str) -> Variant:
     """The game with rewards that no binary fraction can hold: their sums show every difference in rounding."""
     fields = [field for field in dataclasses.fields(games.load(name).Config) if field.name.startswith("reward_")]
     return Variant(name, {field.name: field.default + 0.1 for field in fields}, "-rewards")
+
+
+SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")  # written by `pytest --write-slow-tests`
+_SLOW_SECONDS = 0.4
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out the tests listed in tests/slow_tests.txt")
+    parser.addoption("--write-slow-tests", action="store_true", help="measure all tests and write that list anew")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --fast, drop the slow tests. A listed name without parameters stands for all its parameters."""
+    if not config.getoption("--fast"):
+        return
+    slow = set(SLOW_TESTS.read_text(encoding="utf-8").split("\n"))
+    dropped = [item for item in items if item.nodeid.partition("[")[0] in slow]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item.nodeid.partition("[")[0] not in slow]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With --write-slow-tests, list every test function of which one case took longer than _SLOW_SECONDS."""
+    if not config.getoption("--write-slow-tests"):
+        return
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
+    names = {name.partition("[")[0] for name, spent in seconds.items() if spent > _SLOW_SECONDS}
+    SLOW_TESTS.write_text("\n".join(sorted(names)) + "\n", encoding="utf-8")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
