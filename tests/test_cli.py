@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import redline
-from redline import algos, cli, games
+from redline import algos, cli, games, replay
 from redline.cli import catalog
 from redline.cli.command import COMMANDS, by_position, own_options
 from redline.cli.commands.train import closing_lines
@@ -325,6 +325,7 @@ def test_list() -> None:
     assert record["algorithms"] == algos.names()
     assert record["environments"] == ["gym:ID", "mario:W-S"]
     assert not any(record["failures"].values())
+    assert record["replay kinds"] == replay.names()
     output = call("list")
     assert output.code == 0
     for name in games.names() + algos.names():

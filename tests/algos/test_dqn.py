@@ -21,8 +21,9 @@ from redline.core.records import Batch, Events, Spec
 from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
-from redline.replay import ring as ring_module
-from redline.replay.ring import ReplayRing
+from redline.replay import windows
+from redline.replay.contract import ReplayRequest
+from redline.replay.device import DeviceReplay
 from redline.run.config import Settings, resolve
 from redline.run.session import Session
 
@@ -541,7 +542,8 @@ def train(rules: Rules, updates: int = 150, **options: Any) -> Learner:
     )
     num_envs = batch.reset(rules, env_keys(3, torch.arange(16)))
     learner = Learner(rules, config, num_envs.game, 16, seed=1, runtime=Runtime(CPU))
-    learner.memory = ReplayRing(rules, num_envs.game, config.replay_capacity, config.n_step, config.gamma, finals=40)
+    request = ReplayRequest(rules, num_envs.game, config.replay_capacity, config.n_step, config.gamma)
+    learner.memory = DeviceReplay(request, final_states=40)
     collector = DeviceCollector(rules, learner, num_envs)
     for _ in range(40):
         collector.step()
@@ -588,7 +590,7 @@ def test_values_stop_at_a_termination(n_step: int) -> None:
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_negative_control_truncation_taken_for_termination(n_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that writes a death where the time limit struck gets the wrong value: the test above can fail."""
-    monkeypatch.setattr(ring_module, "TRUNCATED", ring_module.TERMINATED)
+    monkeypatch.setattr(windows, "TRUNCATED", windows.TERMINATED)
     learner = train(probe(stand_still, time_limit=4), n_step=n_step)
     assert values_at(learner, 0) == pytest.approx([ENDED[n_step]] * 2, abs=0.06)
 

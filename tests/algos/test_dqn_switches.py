@@ -41,7 +41,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Spec
 from redline.engine import fast
-from redline.replay import ring as ring_module
+from redline.replay import windows
 from redline.replay.priority import UNIT
 
 CATEGORICAL = {"distribution": "categorical", "atoms": 21, "v_min": -2.5, "v_max": 2.5}
@@ -455,7 +455,7 @@ def test_values_pass_through_a_truncation(
     """And with a memory that writes a death where the time limit struck, they do not: the negative control."""
     learner = train(probe(stand_still, time_limit=4), n_step=n_step, **options)
     assert values(learner, 0) == pytest.approx([ENDLESS] * 2, abs=0.1)
-    monkeypatch.setattr(ring_module, "TRUNCATED", ring_module.TERMINATED)
+    monkeypatch.setattr(windows, "TRUNCATED", windows.TERMINATED)
     learner = train(probe(stand_still, time_limit=4), n_step=n_step, **options)
     assert values(learner, 0) == pytest.approx([ENDED[n_step]] * 2, abs=0.1)
 

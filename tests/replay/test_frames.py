@@ -9,14 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ring import ListReplay, assert_same, batch_of, play, states
+from list_replay import ListReplay, assert_same, batch_of, play, states
 from torch import Tensor
 
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec, Step
 from redline.envs.batch import Rules
-from redline.replay.ring import ReplayRing
+from redline.replay.contract import ReplayRequest
+from redline.replay.device import DeviceReplay
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 GAMMA = 0.5
@@ -55,7 +56,7 @@ def rules_of(frames: int, masked: bool = False) -> Rules:
     return Rules(game, None, 0)
 
 
-class FilmRing(ReplayRing):
+class FilmRing(DeviceReplay):
     """Written with States of `test_ring`, of which it keeps films."""
 
     def write(self, state: Any, action: Tensor, step: Step) -> None:
@@ -104,7 +105,7 @@ def make(
     num_envs: int, rows: int, n_step: int, frames: int, finals: int = 3, alpha: float | None = None
 ) -> tuple[FilmRing, FilmReplay]:
     example = film(states([0] * num_envs).stamp)
-    ring = FilmRing(rules_of(frames), example, rows * num_envs, n_step, GAMMA, finals, alpha)
+    ring = FilmRing(ReplayRequest(rules_of(frames), example, rows * num_envs, n_step, GAMMA, alpha), finals)
     return ring, FilmReplay(num_envs, rows, n_step, finals, frames)
 
 
@@ -142,7 +143,7 @@ def test_every_stack_equals_a_list_replay(history: History) -> None:
 def test_samples_are_windows_that_can_be_drawn(history: History, seed: int) -> None:
     ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals)
     play(ring, naive, history.endings)
-    row, env_index = ring.draw(random.seed_key(seed), 64)
+    row, env_index, _ = ring.ring.draw(random.seed_key(seed), 64)
     places = list(zip(row.tolist(), env_index.tolist(), strict=True))
     assert set(places) <= set(naive.places())
     assert_same(ring.sample(random.seed_key(seed), 64), places, naive)
@@ -183,7 +184,7 @@ def test_every_kind_of_stack_was_met(n_step: int, frames: int) -> None:
 
 
 def test_stacks_worked_out_by_hand() -> None:
-    """One environment, three frames, one step: an episode that is cut, one of a single step, one that dies, one that goes on."""
+    """One environment, three frames, one step: episodes truncated, of one step, terminated and unfinished."""
     ring, naive = make(num_envs=1, rows=20, n_step=1, frames=3)
     play(ring, naive, [[ended] for ended in (0, 2, 2, 0, 1, 0, 0, 0)])
     stamps, finals = ([getattr(t, name) for t in naive.played[0]] for name in ("stamp", "final"))
@@ -232,11 +233,10 @@ def test_what_can_be_drawn_as_the_ring_fills_and_comes_round(n_step: int, frames
     """After every row: from the first row whose frames are all there to the last whose window is whole, and no other."""
     rows = n_step + frames + 2
     ring, _ = make(2, rows, n_step, frames, alpha=alpha)
-    draw = ring.draw if alpha is None else ring.draw_by_priority
     for written in range(n_step + 1, 2 * rows + 3):
         ring.clear()
         play(ring, FilmReplay(2, rows, n_step, 3, frames), [[0, 0]] * written)
-        row = draw(random.seed_key(written), 200)[0]
+        row = ring.ring.draw(random.seed_key(written), 200).row
         assert set(row.tolist()) == set(range(max(0, written - rows + frames - 1), written - n_step)), written
 
 
@@ -246,7 +246,7 @@ def test_what_can_be_drawn_as_the_ring_fills_and_comes_round(n_step: int, frames
 def test_the_smallest_ring_works_and_a_smaller_one_is_an_error(n_step: int, frames: int, alpha: float | None) -> None:
     least = n_step + frames + 1
     with pytest.raises(UserError, match=rf"replay_capacity is {2 * least - 1}; .* need at least {2 * least} "):
-        ReplayRing(rules_of(frames), film(states([0, 0]).stamp), 2 * least - 1, n_step, GAMMA)
+        DeviceReplay(ReplayRequest(rules_of(frames), film(states([0, 0]).stamp), 2 * least - 1, n_step, GAMMA))
     ring, naive = make(2, least, n_step, frames, alpha=alpha)
     play(ring, naive, [[2 * (row % 5 == 3), row % 4 == 1] for row in range(29)])
     places = naive.places()
@@ -289,7 +289,7 @@ def test_a_lane_that_ends_changes_no_other_lane() -> None:
 
 def test_masks_are_made_from_the_stack_to_bootstrap_from() -> None:
     ring, naive = make(num_envs=2, rows=14, n_step=2, frames=3, finals=14)
-    masked = FilmRing(rules_of(3, masked=True), film(states([0, 0]).stamp), 28, 2, GAMMA, 14)
+    masked = FilmRing(ReplayRequest(rules_of(3, masked=True), film(states([0, 0]).stamp), 28, 2, GAMMA), 14)
     endings = [[(0, 0, 0, 2)[row % 4], (0, 0, 1)[row % 3]] for row in range(33)]
     play(ring, naive, endings)
     play(masked, FilmReplay(2, 14, 2, 14, 3), endings)

@@ -327,7 +327,7 @@ def test_drawing_changes_nothing() -> None:
 def noted(errors: Sequence[float], alpha: float) -> tuple[list[int], int]:
     """Units of the errors, and what a new place gets afterwards."""
     priorities = Priorities(4, CPU, top=CHILDREN)
-    units = priorities.note(torch.tensor(errors, dtype=torch.float32), alpha)
+    units = priorities.units(torch.tensor(errors, dtype=torch.float32), alpha)
     assert units.dtype == torch.int32
     assert priorities.highest.dtype == torch.int32
     return units.tolist(), int(priorities.highest.item())
@@ -373,7 +373,7 @@ def test_one_bad_error_does_not_spoil_the_others() -> None:
 def test_the_highest_only_rises() -> None:
     priorities, seen = Priorities(4, CPU, top=CHILDREN), []
     for error in (0.5, 3.0, 2.0, math.inf, math.nan, -7.0, 0.0):
-        priorities.note(torch.tensor([error, 0.1]), 1.0)
+        priorities.units(torch.tensor([error, 0.1]), 1.0)
         seen.append(priorities.highest.item() / UNIT)
     assert seen == [1.0, 3.0, 3.0, 3.0, 3.0, 7.0, 7.0]
 
@@ -412,5 +412,5 @@ def test_any_error_gives_units_that_can_be_drawn(errors: list[float], alpha: flo
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_errors_of_any_precision(dtype: torch.dtype) -> None:
-    units = Priorities(4, CPU, top=CHILDREN).note(torch.tensor([0.5, -2.0, 0.0, math.nan], dtype=dtype), 1.0)
+    units = Priorities(4, CPU, top=CHILDREN).units(torch.tensor([0.5, -2.0, 0.0, math.nan], dtype=dtype), 1.0)
     assert units.tolist() == [UNIT // 2, 2 * UNIT, 1, 1]

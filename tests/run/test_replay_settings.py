@@ -53,7 +53,7 @@ def test_words() -> None:
 
 def test_an_unknown_place_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"dqn.replay is 'pined'; did you mean 'pinned'\? Expected device, pinned, memmap"
+        UserError, match=r"no replay kind 'pined'; did you mean 'pinned'\? Replay kinds: device, memmap, pinned"
     ):
         plan_of(tmp_path, replay="pined")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from redline import replay
 from redline.tools import bench_replay as module
 from redline.tools.bench_options import BenchRequest
 
@@ -22,8 +23,7 @@ def test_every_combination_has_a_figure(tmp_path: Path, monkeypatch: pytest.Monk
     )
     record = module.bench_replay(wanted, out)
     combinations = {(row["stored"], row["where"], row["prioritized"]) for row in record["rows"]}
-    places = ("device", "pinned", "memmap")
-    assert combinations == {(what, where, p) for what in ("snake", "frames") for where in places for p in (False, True)}
+    assert combinations == {(s, kind, p) for s in ("snake", "frames") for kind in replay.names() for p in (False, True)}
     assert all(row[size] > 0 for row in record["rows"] for size in ("16", "32"))
     assert record["peers"] == {"a peer": {"16": 123_000.0, "32": 123_000.0}}
     text = out.getvalue()

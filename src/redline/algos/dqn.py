@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline import replay
 from redline.algos import layers, networks
 from redline.algos import learner as base
 from redline.algos.distribution import Categorical, Kind, Quantile
@@ -30,12 +31,7 @@ from redline.core.errors import UserError
 from redline.core.records import Batch, PolicyInput, Spec, Transition
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
-from redline.replay.host_ring import HostReplayRing, Pinned
-from redline.replay.memmap import OnDisk
-from redline.replay.priority import Priorities
-from redline.replay.ring import ReplayRing
-from redline.replay.row_layout import RowLayout
-from redline.replay.transfer import Storage
+from redline.replay.contract import Replay, ReplayRequest
 
 _SHARES = ("gamma", "tau", "epsilon_start", "epsilon_high", "epsilon_low", "priority_alpha", "priority_beta")
 
@@ -70,9 +66,7 @@ class Config(networks.NetworkConfig):
     epsilon_high: float = 0.1  # the boldest environment's share of random moves in the end
     epsilon_low: float = 0.001  # the most careful one's
     epsilon_steps: int = 1_000_000  # environment steps from start to end
-    replay: Literal["device", "pinned", "memmap"] = (
-        "device"  # where they are remembered: there, in host memory, in a file
-    )
+    replay: str = replay.DEFAULT  # kind of replay memory; `redline list` shows them
     replay_capacity: int = 1_000_000  # transitions
     prioritized: bool = False  # draw what was judged wrongly more often (Schaul et al. 2016)
     priority_alpha: float = 0.5  # how much more often: 0 not at all, 1 in proportion to the error
@@ -92,6 +86,7 @@ class Config(networks.NetworkConfig):
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
         if self.learning_rate_end is not None and not self.learning_rate_end >= 0:
             raise UserError(f"dqn.learning_rate_end is {self.learning_rate_end}; expected 0 or more, or none.")
+        replay.check(self.replay)
         if self.distribution not in ("none", "categorical", "quantile"):
             raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")
         if self.atoms < 2:
@@ -158,23 +153,14 @@ def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) ->
     """
     del num_envs
     inputs = 4 * math.prod(spec.obs_shape)
-    held = Priorities.bytes_needed(config.replay_capacity) if config.prioritized else 0
-    if config.replay == "device":
-        held += int(config.replay_capacity * transition_bytes(config, state_bytes))
+    memory = replay.load(config.replay).memory_bytes(config.replay_capacity, state_bytes, config.prioritized)
     pairs = 0 if config.distribution == "none" else config.atoms * (config.atoms + 4 * spec.num_actions)
-    return {"batch_size": config.batch_size * 4 * (inputs + pairs), "replay_capacity": held}
+    return {"batch_size": config.batch_size * 4 * (inputs + pairs), "replay_capacity": int(memory.device)}
 
 
 def samples_per_step(config: Config, num_envs: int, accumulate: int) -> float:
     """Return how often the learner trains on each environment step, on average."""
     return config.updates * config.batch_size * accumulate / num_envs
-
-
-def transition_bytes(config: Config, state_bytes: int) -> float:
-    """Of one transition, where `replay` keeps them: its State, a sixteenth of one before a truncation, and its step."""
-    if config.replay == "device":
-        return state_bytes * 17 / 16 + 8.5
-    return -(-(state_bytes + 8) // 16) * 16
 
 
 def epsilon(config: Config, env_steps: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
@@ -303,42 +289,34 @@ class Learner(base.Learner):
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
         self._rank = runtime.compile(torch.no_grad()(self.memory.update_priorities))
 
-    def _make_memory(self, rules: Rules, state: Any) -> ReplayRing:
-        config, runtime, num_envs = self.config, self.runtime, self.num_envs
-        alpha = config.priority_alpha if config.prioritized else None
-        if config.replay == "device":
-            return ReplayRing(rules, state, config.replay_capacity, config.n_step, config.gamma, alpha=alpha)
-
-        def storage(entries: int, layout: RowLayout) -> Storage:
-            if config.replay == "pinned":
-                return Pinned(entries, layout, num_envs, runtime.device, runtime.notify)
-            return OnDisk(runtime.folder, entries, layout, num_envs, runtime.notify)
-
-        return HostReplayRing(
-            rules,
-            state,
-            config.replay_capacity,
-            config.n_step,
-            config.gamma,
+    def _make_memory(self, rules: Rules, state: Any) -> Replay:
+        config, runtime = self.config, self.runtime
+        request = ReplayRequest(
+            rules=rules,
+            state=state,
+            capacity=config.replay_capacity,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            alpha=config.priority_alpha if config.prioritized else None,
             key=random.fold(self.key, -1),
             batch_size=config.batch_size,
-            batches=config.updates * self.accumulate,
-            storage=storage,
-            alpha=alpha,
+            batches_per_iteration=config.updates * self.accumulate,
+            folder=runtime.folder,
             notify=runtime.notify,
         )
+        return replay.load(config.replay).make(request)
 
     def before_iteration(self) -> None:
         """Have ready what is learned from."""
-        self.memory.before()
+        self.memory.before_iteration()
 
     def after_iteration(self) -> None:
         """Take away what was played."""
-        self.memory.after()
+        self.memory.after_iteration()
 
-    def adapt(self, replay: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A checkpoint's memory as it fits into this one's."""
-        return self.memory.adapt(replay)
+        return self.memory.adapt(saved)
 
     def loaded(self) -> bool:
         """Go on from a memory that was filled from outside; False: it is empty."""

@@ -142,9 +142,9 @@ class Learner(ABC):
         replay memory, `replay`. A checkpoint is loaded by copying into these tensors, so they must not be copies.
         """
 
-    def adapt(self, replay: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a checkpoint's `replay` group in the shapes of this learner's."""
-        return replay
+        return saved
 
     def loaded(self) -> bool:
         """Resume after a checkpoint was copied into `state_dict`. Return False if the replay memory is lost."""

@@ -6,7 +6,7 @@ import ast
 import functools
 from typing import Any, NamedTuple
 
-from redline import algos, games
+from redline import algos, games, replay
 from redline.cli import schema
 from redline.cli.schema import Option
 from redline.core.errors import UserError, nearest
@@ -15,11 +15,9 @@ from redline.core.registry import Registry, defines
 # The packages' own registries validate what they load. These only list and locate.
 GAMES: Registry[Any] = games.registry
 ALGORITHMS: Registry[Any] = algos.registry
-group_of = algos.group_of
-
-
-REPLAY: Registry[Any] = Registry("replay kind", "redline.replay", "redline.replay", defines("KIND"))
+REPLAY: Registry[Any] = replay.registry
 RECIPES: Registry[Any] = Registry("recipe", "redline.recipes", "redline.recipes", defines("settings"))
+group_of = algos.group_of
 
 
 def registries() -> dict[str, Registry[Any]]:

@@ -1,9 +1,13 @@
-"""Records of a ring in a file, for capacities beyond memory: written in order, declared valid block by block.
+"""In a file of the run folder, for capacities beyond memory; found again when a run continues.
 
-A block's generation holds the number of rows ever written when it was committed, so that after a crash each row of the ring
-is known to be there or not: lost are the blocks being written or next in turn. It also holds the history it was written in,
-a random number for each time a memory was begun, cleared or continued. A checkpoint knows the histories it comes from, and up
-to which row; what another history left in the file is not taken for its own.
+Checkpoints leave the records in the file. A continued run draws the same samples as an uninterrupted one if it ended
+regularly; after a crash, rows overwritten since the checkpoint are not sampled. With CPU environments, which restart with
+new episodes, the memory is filled again.
+
+The file consists of blocks of rows, see `block_file`. The generation of a block holds two numbers: how many rows had been
+written when the block was committed, so that after a crash each row is known to be present or lost; and the history that
+wrote it, a random number for each time a memory was created, cleared or continued. A checkpoint lists the histories it
+descends from and up to which row, so that rows left by another course of the run are not mistaken for its own.
 """
 
 from __future__ import annotations
@@ -11,135 +15,145 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.replay.block_file import BlockFile
-from redline.replay.row_layout import RowLayout
+from redline.replay.contract import Location, Replay, ReplayRequest, TransitionBytes
+from redline.replay.host_replay import HostReplay
+from redline.replay.record_storage import RecordStorage
+from redline.replay.row_layout import RowLayout, record_bytes
+from redline.replay.windows import STEP_FIELD
 
-FILE = "replay.bin"  # in the run folder
-_BLOCK = 16 << 20  # bytes of a block, about
+LOCATION = Location.DISK
+FILE = "replay.bin"
+FILES = (FILE,)
+_BLOCK_BYTES = 16 << 20  # of a block, about
 _PAGE = 4096
 _ROW_BITS = 32
-_ROWS = (1 << _ROW_BITS) - 1
-_HISTORIES = 32  # that a checkpoint remembers
+_ROW_MASK = (1 << _ROW_BITS) - 1
+_MAX_HISTORIES = 32  # that a checkpoint lists
+
+
+def make(request: ReplayRequest) -> Replay:
+    """Create or open the replay file in `request.folder`."""
+    return HostReplay(request, lambda entries, layout: FileRecords(request, entries, layout))
+
+
+def bytes_per_transition(state_bytes: int) -> TransitionBytes:
+    """Estimate one record."""
+    return TransitionBytes(disk=record_bytes(state_bytes, STEP_FIELD))
 
 
 def _new_history() -> int:
     return secrets.randbits(30) + 1
 
 
-class OnDisk:
-    """`entries` records in a file; rows of `environments` records are written one after the other."""
+class FileRecords(RecordStorage):
+    """Records in a memory-mapped file; rows are written in order and committed block by block."""
+
+    saved_in_checkpoints = False
 
     def __init__(
-        self,
-        folder: Path,
-        entries: int,
-        layout: RowLayout,
-        num_envs: int,
-        notify: Callable[[str], None],
-        block: int = _BLOCK,
+        self, request: ReplayRequest, entries: int, layout: RowLayout, block_bytes: int = _BLOCK_BYTES
     ) -> None:
         if not hasattr(os, "posix_fallocate"):
-            raise UserError("replay is memmap, which needs Linux; take --replay device or pinned.")
-        self.rows, row = entries // num_envs, num_envs * layout.size
-        whole = _PAGE // math.gcd(_PAGE, row)  # rows that fill pages: records of all blocks then lie side by side
-        self.block_rows = max(1, min(block // row, self.rows // 8) // whole) * whole
+            raise UserError("This kind of replay needs Linux; choose another --replay.")
+        folder, num_envs = request.folder, request.num_envs
+        self.rows, row_bytes = entries // num_envs, num_envs * layout.size
+        page_rows = _PAGE // math.gcd(
+            _PAGE, row_bytes
+        )  # rows that fill whole pages: then blocks have no gaps between them
+        self.block_rows = max(1, min(block_bytes // row_bytes, self.rows // 8) // page_rows) * page_rows
         blocks = -(-self.rows // self.block_rows)
         schema = {"num_envs": num_envs, "rows": self.rows, "fields": layout.describe()}
-        path, size = folder / FILE, self.block_rows * row
+        path, size = folder / FILE, self.block_rows * row_bytes
         if path.exists():
             self.file = BlockFile.open(path, blocks=blocks, block_bytes=size, schema=schema)
-            if self.file.damaged:
-                notify(
-                    f"{len(self.file.damaged)} of {blocks} blocks of {path} are damaged; what they held is forgotten."
-                )
+            if damaged := len(self.file.damaged):
+                request.notify(f"{damaged} of {blocks} blocks of {path} are damaged: their transitions are dropped.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
             self.file = BlockFile.create(path, blocks=blocks, block_bytes=size, schema=schema)
         self.records: Tensor = self.file.data.view(-1)[: entries * layout.size].view(entries, layout.size)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="replay-commit")
-        self._open: int | None = None  # block that is being written
-        self._begun: dict[int, Future[int]] = {}  # blocks declared empty ahead of time: the generations they had
-        self._last = 0  # rows written
+        self._open_block: int | None = None  # block that is being written
+        self._begun: dict[int, Future[int]] = {}  # blocks emptied ahead of time, with the generations they had
+        self._written = 0  # rows
+        self._commits: list[Future[None]] = []  # under way
         self.history = _new_history()
-        self._trusted: dict[int, int] = {}  # earlier histories: rows below this number are ours, too
-        self._pending: list[Future[None]] = []
+        self._trusted: dict[int, int] = {}  # earlier histories: rows below this number are valid
 
     def before_row(self, row: int) -> None:
-        """A row of that number, ever counted, is about to be written."""
+        """Empty the block of this row, if the row is the first that is written to it."""
         block = (row % self.rows) // self.block_rows
-        if block == self._open:
+        if block == self._open_block:
             return
         if block in self._begun:
             self._begun.pop(block).result()
         else:
-            self._settle()
+            self._wait_for_commits()
             self.file.begin(block)
-        self._open = block
+        self._open_block = block
 
     def after_row(self, row: int) -> None:
-        """It was written: its block is committed with its last row, beside what goes on."""
-        self._last = row + 1
+        """Commit the block in the background, if the row is its last."""
+        self._written = row + 1
         place, blocks = row % self.rows, len(self.file.generations)
         if place != self.rows - 1 and (place + 1) % self.block_rows:
             return
         block = place // self.block_rows
-        self._pending = [future for future in self._pending if not future.done() or future.result()]
-        self._pending.append(self._writer.submit(self.file.commit, block, self._stamp(row + 1)))
-        self._open = None
-        if blocks >= 4:  # the one after next, so that nobody waits for its entry to reach the disk
+        self._commits = [commit for commit in self._commits if not commit.done() or commit.result()]
+        self._commits.append(self._writer.submit(self.file.commit, block, self._generation(row + 1)))
+        self._open_block = None
+        if blocks >= 4:  # empty the one after next already: writing to the disk then delays no row
             ahead = (block + 2) % blocks
             if ahead not in self._begun:
                 self._begun[ahead] = self._writer.submit(self._begin, ahead)
 
     def flush(self) -> None:
-        """All that was written is on the disk and valid, the block under way and those begun ahead included."""
-        self._settle()
+        """Commit everything written: the open block, and unchanged those that were emptied ahead of time."""
+        self._wait_for_commits()
         for block, begun in self._begun.items():
             if generation := begun.result():
                 self.file.commit(block, generation)
         self._begun.clear()
-        if self._open is not None:
-            self.file.commit(self._open, self._stamp(self._last))
-            self._open = None
+        if self._open_block is not None:
+            self.file.commit(self._open_block, self._generation(self._written))
+            self._open_block = None
         self.file.check()
 
-    def lost(self, written: int) -> Tensor:
-        """(rows,) bool: places in the ring where the row that should be there, after so many were written, is not."""
+    def lost_rows(self, written: int) -> Tensor:
+        """See RecordStorage: rows of blocks that are empty, of another history, or committed at another time."""
         place = torch.arange(self.rows)
         row = written - 1 - (written - 1 - place) % self.rows
-        stamps = [generation & _ROWS for generation in self.file.generations]
-        known = {self.history: written} | self._trusted
-        limits = [known.get(generation >> _ROW_BITS, 0) for generation in self.file.generations]
+        valid_below = {self.history: written} | self._trusted
+        committed = [generation & _ROW_MASK for generation in self.file.generations]
+        limits = [valid_below.get(generation >> _ROW_BITS, 0) for generation in self.file.generations]
         block = place // self.block_rows
-        until, limit = torch.tensor(stamps)[block], torch.tensor(limits)[block]
+        until, limit = torch.tensor(committed)[block], torch.tensor(limits)[block]
         return (row >= 0) & ((row >= until) | (row < until - self.rows) | (row >= limit))
 
-    def begin_history(self, before: Tensor, written: int) -> None:
-        """What is written from now on is a new history, after so many rows of those in `before` (see `histories`)."""
+    def begin_history(self, histories: Tensor, written: int) -> None:
         self.history = _new_history()
-        pairs = before.tolist()
+        pairs = histories.tolist()
         self._trusted = {number: min(limit, written) for number, limit in pairs if number} if written else {}
 
     def histories(self) -> Tensor:
-        """(32, 2) int64: numbers of the histories this memory comes from, the present one first; rows below are theirs."""
-        pairs = [(self.history, 1 << 62), *reversed(self._trusted.items())][:_HISTORIES]
-        return torch.tensor(pairs + [(0, 0)] * (_HISTORIES - len(pairs)))
+        """Return (32, 2) int64, the present history first; unused places are 0."""
+        pairs = [(self.history, 1 << 62), *reversed(self._trusted.items())][:_MAX_HISTORIES]
+        return torch.tensor(pairs + [(0, 0)] * (_MAX_HISTORIES - len(pairs)))
 
-    def _stamp(self, written: int) -> int:
+    def _generation(self, written: int) -> int:
         return self.history << _ROW_BITS | written
 
-    def _settle(self) -> None:
-        """Wait for the commits under way; what went wrong there is raised here."""
-        pending, self._pending = self._pending, []
-        for commit in pending:
+    def _wait_for_commits(self) -> None:
+        """Wait for all work in the background and raise its errors."""
+        commits, self._commits = self._commits, []
+        for commit in commits:
             commit.result()
         for begun in self._begun.values():
             begun.result()
@@ -150,7 +164,7 @@ class OnDisk:
         return generation
 
     def close(self) -> None:
-        """Commit and let go of the file."""
+        """Commit everything written and release the file."""
         self.flush()
         self._writer.shutdown()
         self.records = torch.empty(0, self.records.shape[1], dtype=torch.uint8)

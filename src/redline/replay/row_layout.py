@@ -1,4 +1,4 @@
-"""Entries of several tables as one record, so that a transition lies in one place and moves as one."""
+"""Records: the fields of one transition packed side by side, so that it is read and copied in one piece."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import torch
 from torch import Tensor
 
 Shape = tuple[tuple[int, ...], torch.dtype]  # of one entry of a table
+_ALIGNMENT = 16
+
+
+def record_bytes(other_bytes: int, fields: Mapping[str, Shape]) -> int:
+    """Return the size of a record of `fields` and of `other_bytes` besides."""
+    size = other_bytes + sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in fields.values())
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class RowLayout:
-    """Where each field lies in a record, those of wide types first."""
+    """Offsets of the fields in a record: wide types first, so that each is aligned."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = dict(sorted(shapes.items(), key=lambda field: (-field[1][1].itemsize, field[0])))
+        self.size = record_bytes(0, self.shapes)
         self.offsets: dict[str, int] = {}
-        size = 0
+        offset = 0
         for name, (shape, dtype) in self.shapes.items():
-            self.offsets[name] = size
-            size += torch.Size(shape).numel() * dtype.itemsize
-        self.size = -(-size // 16) * 16
+            self.offsets[name] = offset
+            offset += torch.Size(shape).numel() * dtype.itemsize
 
     def view(self, records: Tensor, name: str) -> Tensor:
-        """A field of contiguous records (M, size) uint8, (M, …)."""
+        """Return a view (M, …) of one field of contiguous records (M, size) uint8."""
         shape, dtype = self.shapes[name]
         first = self.offsets[name] // dtype.itemsize
         words = records.view(dtype)[:, first : first + torch.Size(shape).numel()]
         return words.unflatten(1, shape) if shape else words[:, 0]
 
     def describe(self) -> dict[str, list[object]]:
-        """Fields by name, as JSON can hold them."""
+        """Return shape and dtype of every field as JSON values."""
         return {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}

@@ -1,10 +1,10 @@
-"""Between a device and records of the host: rows travel out, the records drawn travel in, while the learner goes on.
+"""Transfers between a device and records on the host: rows go out, drawn records come in, while the learner continues.
 
-    device   outbox, places ─► slot …                        slot … ─► inbox
-    Courier      │ copy ─► host row ─► records ─► gather ─► host batch ─► copy │     by a worker thread
-    Direct       └ copy ─► records ─► gather by the device itself ──────────────┘    page-locked records only
+    device            outbox, places ─► slot …                            slot … ─► inbox
+    HostTransfer          │ copy ─► host row ─► records ─► gather ─► host batch ─► copy │   by a worker thread
+    DirectTransfer        └ copy ─► records ─► gather by the device itself ─────────────┘   page-locked records only
 
-Of each there are SLOTS, so that a batch may be under way for AHEAD iterations before anybody waits for it.
+There are SLOTS of these buffers, so a batch may be under way for AHEAD iterations before the learner waits for it.
 """
 
 from __future__ import annotations
@@ -14,54 +14,47 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from redline.replay.record_storage import RecordStorage
+
 Notify = Callable[[str], None]
 AHEAD = 3  # iterations between drawing a batch and learning from it
 SLOTS = AHEAD + 1  # batches and rows under way
-# Bytes of records that a device reads over the bus without losing its way: on an H200 32,768 records took 0.28 ms out of
-# 0.4 GB, but 1.5 ms out of 12.8 GB, where a thread of the host needs 0.6. (Addresses are translated page by page.)
-_REACH = 1 << 30
+# The most bytes of records that a device gathers from by itself. On an H200 a gather of 32,768 records took 0.28 ms from
+# 0.4 GB but 1.5 ms from 12.8 GB, where a thread of the host needs 0.6 ms: addresses are translated page by page.
+_DIRECT_BYTES = 1 << 30
 
 
-class Storage(Protocol):
-    """Where records lie."""
-
-    records: Tensor  # (entries, size) uint8
-
-    def before_row(self, row: int) -> None: ...
-    def after_row(self, row: int) -> None: ...
-    def flush(self) -> None: ...
-    def lost(self, written: int) -> Tensor: ...
-    def histories(self) -> Tensor: ...
-    def begin_history(self, before: Tensor, written: int) -> None: ...
-    def close(self) -> None: ...
-
-
-def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify) -> Tensor:
-    """Zeros in page-locked host memory for a CUDA device; in ordinary memory, and said so, where that cannot be had."""
+def page_locked_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify) -> Tensor:
+    """Return zeros in page-locked host memory for a CUDA device; in ordinary memory, with a message, where that fails."""
     if device.type == "cuda":
         try:
             return torch.zeros(shape, dtype=dtype, pin_memory=True)
         except (RuntimeError, MemoryError) as error:
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-            notify(f"Replay in ordinary host memory, which copies slower: none could be page-locked ({reason[:120]}).")
+            notify(
+                f"Replay uses ordinary host memory, which is slower: no memory could be page-locked ({_first_line(error)})."
+            )
     return torch.zeros(shape, dtype=dtype)
 
 
-class TransferSpec(NamedTuple):
-    """The device's ends: what is laid out for the host, and what has come from there."""
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0][:120]
 
-    row: Tensor  # (N, size) uint8
-    places: Tensor  # (batches, W) int64: which records are wanted
-    inbox: Tensor  # (batches, W, size) uint8: those records
+
+class TransferSpec(NamedTuple):
+    """The buffers on the device that a transfer reads and fills."""
+
+    row: Tensor  # (N, size) uint8: records of the newest row, to be stored
+    places: Tensor  # (batches, W) int64: which records to deliver
+    inbox: Tensor  # (batches, W, size) uint8: the records delivered
 
 
 class _Slot(NamedTuple):
-    """Buffers of one row that travels out and one set of batches that travels in."""
+    """Buffers for one row on its way out and one iteration's batches on their way in."""
 
     row: Tensor
     places: Tensor
@@ -70,10 +63,10 @@ class _Slot(NamedTuple):
 
 
 class HostTransfer:
-    """By way of a thread of the host, or in place where there is no device to wait for."""
+    """Transfers by a thread of the host, or in the calling thread where there is no GPU to wait for."""
 
     def __init__(
-        self, storage: Storage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
+        self, storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
     ) -> None:
         self.storage, self.spec, self.rows = storage, spec, rows
         self.device = spec.row.device
@@ -83,9 +76,9 @@ class HostTransfer:
             self._out, self._in = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
             self._sent, self._ready, self._used = ([torch.cuda.Event() for _ in range(SLOTS)] for _ in range(3))
         self._slots = [self._make_slot(notify) for _ in range(SLOTS)]
-        self.waited = 0.0  # seconds the host waited for the worker: it runs ahead of the device, so this is no loss yet
+        self.waited = 0.0  # seconds the host waited for the worker; no loss while the device still has work
         self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # before and after the device's waits
-        self.delivered = 0  # rows that are done with
+        self.delivered = 0  # iterations whose row is stored and whose batches are delivered
         self._progress = threading.Condition()
         self._failure: BaseException | None = None
         self._jobs: SimpleQueue[tuple[int, bool] | None] = SimpleQueue()
@@ -93,18 +86,23 @@ class HostTransfer:
 
     def _make_slot(self, notify: Notify) -> _Slot:
         row, places, inbox = ((tuple(x.shape), x.dtype, self.device, notify) for x in self.spec)
-        return _Slot(pinned(*row), pinned(*places), pinned(*inbox), torch.zeros_like(self.spec.inbox))
+        return _Slot(
+            page_locked_zeros(*row),
+            page_locked_zeros(*places),
+            page_locked_zeros(*inbox),
+            torch.zeros_like(self.spec.inbox),
+        )
 
     def fetch(self, iteration: int) -> None:
-        """Have the batches for an iteration in the inbox, and the outbox free. Waits only for what is late."""
+        """Put the batches of an iteration into the inbox and make the outbox free; wait only if the transfer is late."""
         self._raise()
-        if self._cuda and iteration:  # the row before must have left before the next is laid out
+        if self._cuda and iteration:  # the previous row must have left before the next is written
             torch.cuda.current_stream().wait_event(self._sent[(iteration - 1) % SLOTS])
-        wanted = iteration - AHEAD
-        if wanted < 0:
+        drawn_in = iteration - AHEAD
+        if drawn_in < 0:
             return
-        self.wait(wanted + 1)
-        slot = wanted % SLOTS
+        self.wait(drawn_in + 1)
+        slot = drawn_in % SLOTS
         if self._cuda:
             with self._timing():
                 torch.cuda.current_stream().wait_event(self._ready[slot])
@@ -113,18 +111,18 @@ class HostTransfer:
             self._used[slot].record()
 
     def send(self, iteration: int) -> None:
-        """Send out the row of an iteration and the places drawn after it; what lies there will be fetched later."""
-        self.wait(iteration - AHEAD)  # its buffers are free
+        """Send the row of an iteration and the places drawn after it, to be fetched AHEAD iterations later."""
+        self.wait(iteration - AHEAD)  # until its buffers are free
         slot = iteration % SLOTS
-        self._leave(slot)
-        self._do(iteration, True)
+        self._copy_out(slot)
+        self._submit(iteration, True)
 
-    def send_again(self, iteration: int, places: Tensor) -> None:
-        """Of an earlier iteration, whose row is stored, only the records of places (batches, W)."""
+    def resend(self, iteration: int, places: Tensor) -> None:
+        """Deliver the records at `places` (batches, W) for an earlier iteration whose row is stored already."""
         self._slots[iteration % SLOTS].places.copy_(places)
-        self._do(iteration, False)
+        self._submit(iteration, False)
 
-    def _leave(self, slot: int) -> None:
+    def _copy_out(self, slot: int) -> None:
         buffers = self._slots[slot]
         if not self._cuda:
             buffers.row.copy_(self.spec.row)
@@ -136,38 +134,38 @@ class HostTransfer:
             buffers.places.copy_(self.spec.places, non_blocking=True)
             self._sent[slot].record()
 
-    def _do(self, number: int, stores: bool) -> None:
+    def _submit(self, iteration: int, has_row: bool) -> None:
         if not self._threaded:
-            self._handle(number, stores)
+            self._handle(iteration, has_row)
             return
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, name="replay", daemon=True)
             self._worker.start()
-        self._jobs.put((number, stores))
+        self._jobs.put((iteration, has_row))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 self._handle(*job)
-            except BaseException as error:  # raised again where the learner waits
+            except BaseException as error:  # raised where the learner waits, see `wait`
                 with self._progress:
                     self._failure = error
                     self._progress.notify_all()
                 return
 
-    def _handle(self, number: int, stores: bool) -> None:
-        """Store the row of that number, then gather and send the batches drawn after it."""
-        slot = number % SLOTS
+    def _handle(self, iteration: int, has_row: bool) -> None:
+        """Store the row of an iteration, then gather and send the batches drawn after it."""
+        slot = iteration % SLOTS
         buffers = self._slots[slot]
         if self._cuda:
             self._sent[slot].synchronize()
-            self._ready[slot].synchronize()  # what was gathered there before has left
-        if stores:
-            self.storage.before_row(number)
-            self._row_of(self.storage.records, number).copy_(buffers.row)
-            self.storage.after_row(number)
-        whole = buffers.gathered.flatten(0, 1)
-        torch.index_select(self.storage.records, 0, buffers.places.view(-1), out=whole)
+            self._ready[slot].synchronize()  # until the batches gathered there before have left
+        if has_row:
+            self.storage.before_row(iteration)
+            self._row_of(self.storage.records, iteration).copy_(buffers.row)
+            self.storage.after_row(iteration)
+        gathered = buffers.gathered.flatten(0, 1)
+        torch.index_select(self.storage.records, 0, buffers.places.view(-1), out=gathered)
         if self._cuda:
             with torch.cuda.stream(self._in):
                 self._in.wait_event(self._used[slot])
@@ -176,12 +174,12 @@ class HostTransfer:
         else:
             buffers.arrived.copy_(buffers.gathered)
         with self._progress:
-            self.delivered = number + 1
+            self.delivered = iteration + 1
             self._progress.notify_all()
 
-    def _row_of(self, records: Tensor, number: int) -> Tensor:
+    def _row_of(self, records: Tensor, row: int) -> Tensor:
         num_envs = self.spec.row.shape[0]
-        first = (number % self.rows) * num_envs
+        first = (row % self.rows) * num_envs
         return records[first : first + num_envs]
 
     @contextmanager
@@ -195,13 +193,13 @@ class HostTransfer:
         end.record()
         self.timed.append((start, end))
 
-    def wait(self, rows: int) -> None:
-        """Until so many rows are done with."""
-        if self.delivered >= rows:
+    def wait(self, iterations: int) -> None:
+        """Wait until so many iterations are delivered; raise the failure that stopped the worker."""
+        if self.delivered >= iterations:
             return
         started = time.perf_counter()
         with self._progress:
-            self._progress.wait_for(lambda: self.delivered >= rows or self._failure)
+            self._progress.wait_for(lambda: self.delivered >= iterations or self._failure)
         self.waited += time.perf_counter() - started
         self._raise()
 
@@ -209,9 +207,9 @@ class HostTransfer:
         if self._failure is not None:
             raise self._failure
 
-    def flush(self, rows: int) -> None:
-        """All of so many rows are in the records, and the records are where they belong."""
-        self.wait(rows)
+    def flush(self, iterations: int) -> None:
+        """Wait until so many rows are stored, durably if the storage is a file."""
+        self.wait(iterations)
         self.storage.flush()
 
     def close(self) -> None:
@@ -220,74 +218,78 @@ class HostTransfer:
             self._jobs.put(None)
             self._worker.join()
             self._worker = None
-        if self._cuda:  # nothing under way may write to memory that is given back
+        if self._cuda:  # no copy under way may write to memory that is released
             with suppress(RuntimeError):
                 self._out.synchronize()
                 self._in.synchronize()
 
 
 class DirectTransfer(HostTransfer):
-    """The device itself writes and reads page-locked records over the bus, on a stream of its own: no thread takes part."""
+    """Transfers by the device itself, which writes and reads page-locked records over the bus on a stream of its own."""
 
-    def __init__(self, storage: Storage, spec: TransferSpec, rows: int, notify: Notify) -> None:
+    def __init__(self, storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify) -> None:
         super().__init__(storage, spec, rows, notify, threaded=False)
-        self._there = as_seen_by(self.device, storage.records)  # (entries, words) int64
+        self._mapped = map_to_device(self.device, storage.records)  # (entries, words) int64
 
     def _make_slot(self, notify: Notify) -> _Slot:
         del notify
         row, places, inbox = (torch.zeros_like(x) for x in self.spec)
         return _Slot(row, places, inbox[:0], inbox)
 
-    def _leave(self, slot: int) -> None:
-        self._out.wait_event(self._ready[slot])  # what was there before has been read
-        super()._leave(slot)
+    def _copy_out(self, slot: int) -> None:
+        self._out.wait_event(self._ready[slot])  # until the previous content of the slot has been read
+        super()._copy_out(slot)
 
-    def send_again(self, iteration: int, places: Tensor) -> None:
-        super().send_again(iteration, places)
+    def resend(self, iteration: int, places: Tensor) -> None:
+        super().resend(iteration, places)
         torch.cuda.synchronize(self.device)
 
-    def _handle(self, number: int, stores: bool) -> None:
-        slot = number % SLOTS
+    def _handle(self, iteration: int, has_row: bool) -> None:
+        slot = iteration % SLOTS
         buffers = self._slots[slot]
-        if not stores:
+        if not has_row:
             self._in.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._in):
             self._in.wait_event(self._sent[slot])
-            if stores:
-                self._row_of(self.storage.records, number).copy_(buffers.row, non_blocking=True)
+            if has_row:
+                self._row_of(self.storage.records, iteration).copy_(buffers.row, non_blocking=True)
             self._in.wait_event(self._used[slot])
             arrived = buffers.arrived.view(torch.int64).flatten(0, 1)
-            torch.index_select(self._there, 0, buffers.places.view(-1), out=arrived)
+            torch.index_select(self._mapped, 0, buffers.places.view(-1), out=arrived)
             self._ready[slot].record()
-        self.delivered = number + 1
+        self.delivered = iteration + 1
 
-    def flush(self, rows: int) -> None:
-        """All of so many rows are in the records."""
-        super().flush(rows)
+    def flush(self, iterations: int) -> None:
+        """Wait until so many rows are stored."""
+        super().flush(iterations)
         self._in.synchronize()
 
 
-def as_seen_by(device: torch.device, host: Tensor) -> Tensor:
-    """Page-locked bytes (M, size), a multiple of eight, as the device reads them over the bus: (M, size / 8) int64."""
+def map_to_device(device: torch.device, host: Tensor) -> Tensor:
+    """Return page-locked bytes (M, size) as a tensor (M, size / 8) int64 that the device reads over the bus.
+
+    size must be a multiple of 8.
+    """
     words = host.view(torch.int64)
     description = {"shape": tuple(words.shape), "typestr": "<i8", "data": (words.data_ptr(), False), "version": 2}
-    # What is shared keeps the memory it is in.
+    # The tensor keeps this object, and the object keeps the host memory.
     shared = type("Words", (), {"__cuda_array_interface__": description, "words": words})()
-    there = torch.as_tensor(shared, device=device)
-    if there.data_ptr() != words.data_ptr():
-        raise RuntimeError("it has another address there")
-    return there
+    mapped = torch.as_tensor(shared, device=device)
+    if mapped.data_ptr() != words.data_ptr():
+        raise RuntimeError("the memory has another address on the device")
+    return mapped
 
 
-def transfer(
-    storage: Storage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
+def make_transfer(
+    storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
 ) -> HostTransfer:
-    """The fastest there is for these records."""
-    near = storage.records.nbytes <= _REACH
-    if spec.row.device.type == "cuda" and near and storage.records.is_pinned() and threaded is None:
+    """Return the fastest transfer for these records."""
+    small = storage.records.nbytes <= _DIRECT_BYTES
+    if spec.row.device.type == "cuda" and small and storage.records.is_pinned() and threaded is None:
         try:
             return DirectTransfer(storage, spec, rows, notify)
         except (RuntimeError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-            notify(f"Replay by way of a thread: the device cannot read page-locked memory itself ({reason[:120]}).")
+            notify(
+                f"Replay transfers by a thread: the device cannot read page-locked memory itself ({_first_line(error)})."
+            )
     return HostTransfer(storage, spec, rows, notify, threaded)

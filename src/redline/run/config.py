@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from redline import algos, recipes
+from redline import algos, recipes, replay
 from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
@@ -23,6 +23,7 @@ from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
 from redline.envs.gym_envs import WORTH_A_PROCESS
 from redline.recipes.recipe import RUN_SETTINGS, Recipe
+from redline.replay.contract import Location
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
@@ -42,7 +43,7 @@ class Settings:
     num_envs: int | None = None  # games played at once
     batch_size: int | None = None  # transitions a gradient step
     n_step: int | None = None  # steps a return looks ahead
-    replay: str | None = None  # where they are remembered: device, pinned (host memory) or memmap (a file)
+    replay: str | None = None  # kind of replay memory; `redline list` shows them
     replay_capacity: int | str | None = None  # transitions remembered; auto: as many as fit into half of what is free
     prioritized: bool | None = None  # draw what was judged wrongly more often
     steps: int | None = None  # stop after this many environment steps in all
@@ -208,7 +209,7 @@ def resolve(settings: Settings) -> Plan:
     algo_config = options.build(algo.Config, wanted, f"{algo.group}.", defaults)
 
     if fits:
-        algo_config, reasons["replay_capacity"] = _fit_replay(algo, algo_config, rules, device, run_dir)
+        algo_config, reasons["replay_capacity"] = _fit_replay(algo_config, rules, device, run_dir)
     if settings.num_envs is not None:
         num_envs, reasons["num_envs"] = settings.num_envs, "asked for"
     for name, least in (
@@ -297,7 +298,7 @@ def state_bytes(rules: Rules) -> int:
     return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
 
 
-def _fit_replay(algo: Algorithm, config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
+def _fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
     """The settings with a replay capacity for half of the memory, or disk, that is free where it is kept.
 
     A run that is continued keeps what it began with.
@@ -305,14 +306,14 @@ def _fit_replay(algo: Algorithm, config: Any, rules: Rules, device: torch.device
     with suppress(OSError, ValueError, KeyError):
         began = int(json.loads((run_dir / "config.json").read_text())["algo_options"]["replay_capacity"])
         return dataclasses.replace(config, replay_capacity=began), "as the run began"
-    if config.replay == "memmap":
+    kind = replay.load(config.replay)
+    if kind.location == Location.DISK:
         there = next(folder for folder in (run_dir.absolute(), *run_dir.absolute().parents) if folder.exists())
         free, what = shutil.disk_usage(there).free, "disk"
     else:
-        place = device if config.replay == "device" else torch.device("cpu")
+        place = device if kind.location == Location.DEVICE else torch.device("cpu")
         free, what = hardware.free_bytes(place), f"memory of {place}"
-    parts = 3 if config.replay == "pinned" else 2  # a checkpoint copies it once more
-    capacity = max(1, int(free / parts / algo.module.transition_bytes(config, state_bytes(rules))))
+    capacity = kind.largest_capacity(free, state_bytes(rules))
     return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
 
 

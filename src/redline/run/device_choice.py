@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from redline import replay
 from redline.core.errors import UserError
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
@@ -170,7 +171,7 @@ def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
 
 def _network(plan: Plan, runtime: Runtime) -> nn.Module:
     """The policy of a learner of one game that remembers next to nothing."""
-    small = {"batch_size": 1, "replay": "device", "replay_capacity": 1024}
+    small = {"batch_size": 1, "replay": replay.DEFAULT, "replay_capacity": 1024}
     config = dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in plan.algo.options})
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1, device=plan.device)))
     learner = plan.algo.Learner(plan.rules, config, one.game, 1, 0, runtime)

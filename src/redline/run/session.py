@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline import replay
 from redline.algos.learner import Learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
@@ -16,6 +17,7 @@ from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
+from redline.replay.contract import UsesReplay
 from redline.run.checkpoint import copy_into
 from redline.run.config import Plan, state_bytes
 
@@ -211,25 +213,25 @@ def _check_memory(plan: Plan) -> None:
     inputs = 4 * math.prod(spec.obs_shape)
     needs = {"num_envs": plan.num_envs * (3 * game + inputs)}  # the games, their successors, what the network sees
     needs |= plan.algo.memory_bytes(plan.algo_config, spec, state_bytes(plan.rules), plan.num_envs)
-    pinned = getattr(plan.algo_config, "replay", "") == "pinned"
-    on_host = 0.0
-    if pinned:
-        each = plan.algo.module.transition_bytes(plan.algo_config, state_bytes(plan.rules))
-        on_host = (
-            plan.algo_config.replay_capacity * each * (2 if plan.settings.save_replay else 1)
-        )  # copied for checkpoints
+    on_host = 0
+    if isinstance(plan.algo_config, UsesReplay):
+        memory = replay.load(plan.algo_config.replay).memory_bytes(
+            plan.algo_config.replay_capacity, state_bytes(plan.rules), plan.algo_config.prioritized
+        )
+        on_host = int(memory.host + (memory.snapshot if plan.settings.save_replay else 0))
     places = {plan.device: needs}
     if on_host and plan.device.type == "cuda":
-        places[torch.device("cpu")] = {"replay_capacity": int(on_host)}
+        places[torch.device("cpu")] = {"replay_capacity": on_host}
     elif on_host:
-        needs["replay_capacity"] += int(on_host)
+        needs["replay_capacity"] += on_host
     for place, wanted in places.items():
         total, free = sum(wanted.values()), hardware.free_bytes(place)
         if total > free:
             name = max(wanted, key=lambda key: wanted[key])
-            elsewhere = {"device": "--replay pinned or memmap", "pinned": "--replay memmap"}
-            tier = elsewhere.get(getattr(plan.algo_config, "replay", ""), "")
-            instead = f" or {tier}" if name == "replay_capacity" and tier else ""
+            instead = ""
+            if name == "replay_capacity" and isinstance(plan.algo_config, UsesReplay):
+                others = replay.alternatives(plan.algo_config.replay)
+                instead = f" or --replay {' or '.join(others)}" if others else ""
             raise UserError(
                 f"These settings need about {total / 1e9:,.1f} GB on {place}, where {free / 1e9:,.1f} GB are free; "
                 f"most of it is for {name}: take a smaller one{instead}."

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import torch
 
+from redline import replay
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
-from redline.replay.memmap import FILE
 from redline.run import device_choice
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings
@@ -81,19 +81,20 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
 
 
 def _begin(plan: Plan, progress: Progress) -> Session:
-    """A session; where a run starts anew, without the replay file of the one before."""
-    file, old = plan.run_dir / FILE, plan.run_dir / f".old-{FILE}"
-    anew = plan.settings.resume == "never" and file.exists()
-    if anew:
+    """Return a session. A run that starts anew does not inherit the replay files of the previous one."""
+    backups = {plan.run_dir / name: plan.run_dir / f".old-{name}" for name in replay.run_files()}
+    moved = {file: old for file, old in backups.items() if plan.settings.resume == "never" and file.exists()}
+    for file, old in moved.items():
         file.rename(old)
     try:
         session = Session(plan, progress.say)
     except BaseException:
-        if anew:
+        for file, old in moved.items():
             file.unlink(missing_ok=True)
             old.rename(file)
         raise
-    old.unlink(missing_ok=True)
+    for old in backups.values():
+        old.unlink(missing_ok=True)
     return session
 
 

@@ -1,4 +1,4 @@
-"""Throughput of replay memories: samples a second delivered to the device, observations made; peers beside ours."""
+"""Benchmark of replay memories: samples per second, delivered to the device with observations; other libraries' beside ours."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redline import recipes
+from redline import recipes, replay
 from redline.core import random
 from redline.core.records import Episode, Spec, Step
 from redline.engine import fast, hardware
 from redline.envs import batch, make_rules
 from redline.envs.batch import Rules
 from redline.games import load as load_game
-from redline.replay.host_ring import HostReplayRing, Pinned
-from redline.replay.memmap import OnDisk
-from redline.replay.priority import UNIT
-from redline.replay.ring import ReplayRing
-from redline.replay.row_layout import RowLayout
-from redline.replay.transfer import Storage
+from redline.replay.contract import Replay, ReplayRequest
 from redline.run import options
 from redline.run.progress import quantity
 from redline.tools.bench import rate
 from redline.tools.bench_options import BenchRequest
 
-SHAPE = (4, 14, 7)  # of the observations that are stored as they are, for comparison with others
+SHAPE = (4, 14, 7)  # of observations that are stored as they are, as other libraries store them
 ALPHA = 0.6
+_NUM_ENVS = 1024  # at most
 
 
 class Frame(NamedTuple):
@@ -43,86 +39,89 @@ class Frame(NamedTuple):
 
 
 def frames() -> Rules:
-    """Not a game: observations are stored, as other replay memories do."""
+    """Return rules whose observations are stored as they are, for comparison with other libraries. Not a game."""
     spec = Spec(SHAPE, torch.uint8, (1.0,) * SHAPE[0], 255, 4, "points")
-    game: Any = SimpleNamespace(State=Frame, HIDDEN=(), observe=lambda _, state: state.frame, spec=lambda _: spec)
+    game: Any = SimpleNamespace(
+        name="frames", State=Frame, HIDDEN=(), observe=lambda _, state: state.frame, spec=lambda _: spec
+    )
     return Rules(game, None, 0)
 
 
 class Loop:
-    """A memory that is full, sampled again and again; with `alpha` the priorities of each sample are set, too."""
+    """A full memory that is sampled over and over; with priorities, those of each sample are updated too."""
 
-    def __init__(
-        self, ring: ReplayRing, state: Any, size: int, compiler: fast.Compiler, graph: bool, writes: bool = False
-    ) -> None:
-        device = ring.device
-        self.ring, self.size, self.state, self.writes = ring, size, state, writes
+    def __init__(self, memory: Replay, request: ReplayRequest, compiler: fast.Compiler, graph: bool) -> None:
+        device, num_envs = request.device, request.num_envs
+        self.memory, self.request = memory, request
+        self.writes = memory.lead > 0  # batches that are drawn ahead arrive with the rows that are written
         self.key, self.number = random.seed_key(1, device), torch.zeros((), dtype=torch.int64, device=device)
-        num_envs = ring.num_envs
-        no, nothing = torch.zeros(num_envs, dtype=torch.bool, device=device), torch.zeros(num_envs, device=device)
-        self.step = Step(nothing, no, no, no, state, Episode(nothing, nothing, nothing))
+        false, zeros = torch.zeros(num_envs, dtype=torch.bool, device=device), torch.zeros(num_envs, device=device)
+        self.step = Step(zeros, false, false, false, request.state, Episode(zeros, zeros, zeros))
         self.action = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self.out: Any = None
-        ring.written.fill_(ring.rows)
-        if ring.priorities is not None:
-            drawable = ring.num_envs * (ring.rows - ring.n_step)
-            ring.priorities.set_span(ring.written * 0, drawable, torch.full_like(ring.priorities.highest, UNIT))
-        ring.loaded()
+        self.batch: tuple[Tensor | None, ...] = ()
         self._sample, self._write = compiler(self.sample), compiler(self.write)
-        self._learned = compiler(ring.update_priorities)
+        self._update_priorities = compiler(memory.update_priorities)
+        self._fill()
         self._graph = fast.Graph(self.iteration, graph, compiler.notify)
+
+    def _fill(self) -> None:
+        write = self._write if self.writes else self.write  # compile it only if it is part of the measurement
+        for _ in range(self.memory.rows):
+            self.memory.before_iteration()
+            write()
+            self.memory.after_iteration()
 
     @torch.no_grad()
     def sample(self) -> tuple[Tensor | None, ...]:
         self.number += 1
-        return tuple(self.ring.sample(random.fold(self.key, self.number), self.size, 0.4, self.number))
+        size = self.request.batch_size
+        return tuple(self.memory.sample(random.fold(self.key, self.number), size, 0.4, self.number))
 
     @torch.no_grad()
     def write(self) -> None:
-        self.ring.write(self.state, self.action, self.step)
+        self.memory.write(self.request.state, self.action, self.step)
 
     @torch.no_grad()
     def iteration(self) -> None:
         if self.writes:
             self._write()
-        self.out = self._sample()
-        if self.ring.priorities is not None:
-            self._learned(self.out[-1], self.out[2] + 1.0)  # rewards as errors: any number will do
+        self.batch = self._sample()
+        if self.request.alpha is not None:
+            _, _, reward, *_, place = self.batch
+            assert reward is not None
+            self._update_priorities(place, reward + 1.0)  # any number serves as an error
 
     def call(self) -> None:
-        self.ring.before()
+        self.memory.before_iteration()
         self._graph()
-        self.ring.after()
+        self.memory.after_iteration()
 
 
-def bench_replay(wanted: BenchRequest, out: TextIO) -> dict[str, Any]:
-    """Samples a second by place, way of drawing and batch size; n = 1, a full memory of `capacity` transitions."""
-    env, capacity, batch, place = wanted.env, wanted.capacity, wanted.batch, hardware.pick_device(wanted.device)
-    chosen = options.build(load_game(env).Config, wanted.env_options, "env.")
-    compiles = wanted.compile is not False
+def bench_replay(request: BenchRequest, out: TextIO) -> dict[str, Any]:
+    """Measure samples per second by replay kind, sampling and batch size: 1-step, a full memory of `capacity` transitions."""
+    env, capacity, sizes, device = request.env, request.capacity, request.batch, hardware.pick_device(request.device)
+    config = options.build(load_game(env).Config, request.env_options, "env.")
     rows: list[dict[str, Any]] = []
-    print(f"samples/s, {capacity:,} transitions, one step each, observations made ({place})", file=out)
-    print("  " + f"{'stored':<8}{'where':<8}{'drawn':<13}" + "".join(f"{size:>12,}" for size in batch), file=out)
-    with tempfile.TemporaryDirectory(dir=wanted.folder) as scratch:
-        for what in (env, "frames"):
-            rules = frames() if what == "frames" else make_rules(env, vars(chosen))
-            for where in ("device", "pinned", "memmap"):
+    print(f"samples/s, {capacity:,} transitions, 1-step, observations included ({device})", file=out)
+    print("  " + f"{'stored':<8}{'replay':<8}{'sampling':<13}" + "".join(f"{size:>12,}" for size in sizes), file=out)
+    with tempfile.TemporaryDirectory(dir=request.folder) as scratch:
+        for stored in (env, "frames"):
+            rules = frames() if stored == "frames" else make_rules(env, vars(config))
+            for kind in replay.names():
                 for alpha in (None, ALPHA):
-                    row: dict[str, Any] = {"stored": what, "where": where, "prioritized": alpha is not None}
-                    label = f"{what:<8}{where:<8}{'by priority' if alpha else 'uniform':<13}"
+                    row: dict[str, Any] = {"stored": stored, "where": kind, "prioritized": alpha is not None}
+                    label = f"{stored:<8}{kind:<8}{'prioritized' if alpha else 'uniform':<13}"
                     print("  " + label, end="", file=out, flush=True)
-                    for size in batch:
-                        row[str(size)] = _measure(
-                            rules, where, alpha, size, capacity, wanted.seconds, place, compiles, Path(scratch)
-                        )
+                    for size in sizes:
+                        row[str(size)] = _measure(rules, kind, alpha, size, device, request, Path(scratch) / "replay")
                         print(f"{quantity(row[str(size)]):>12}", end="", file=out, flush=True)
                     print(file=out)
                     rows.append(row)
     peers: dict[str, dict[str, float]] = {}
     for name, measure in _peers().items():
         try:
-            peers[name] = {str(size): measure(size, capacity, wanted.seconds) for size in batch}
-        except Exception as error:  # theirs, and no reason to lose our own figures
+            peers[name] = {str(size): measure(size, capacity, request.seconds) for size in sizes}
+        except Exception as error:  # a library that fails must not cost the figures of ours
             print(f"  {name:<29}does not run here: {str(error).splitlines()[0][:100]}", file=out, flush=True)
             continue
         print(f"  {name:<29}" + "".join(f"{quantity(x):>12}" for x in peers[name].values()), file=out, flush=True)
@@ -130,41 +129,30 @@ def bench_replay(wanted: BenchRequest, out: TextIO) -> dict[str, Any]:
 
 
 def _measure(
-    rules: Rules,
-    where: str,
-    alpha: float | None,
-    size: int,
-    capacity: int,
-    seconds: float,
-    device: torch.device,
-    compiles: bool,
-    scratch: Path,
+    rules: Rules, kind: str, alpha: float | None, size: int, device: torch.device, bench: BenchRequest, folder: Path
 ) -> float:
     torch._dynamo.reset()
-    num_envs = min(1024, max(1, capacity // 64))
-    state = _example(rules, num_envs, device)
-    options = recipes.compiler_options(rules.game)
-    compiler = fast.Compiler(compiles, _say, device, options)
-    graph = device.type == "cuda"
-    if where == "device":
-        ring = ReplayRing(rules, state, capacity, 1, 0.99, finals=1, alpha=alpha)
-        return size * rate(Loop(ring, state, size, compiler, graph).call, seconds, device)
-
-    def storage(entries: int, layout: RowLayout) -> Storage:
-        if where == "pinned":
-            return Pinned(entries, layout, num_envs, device, _say)
-        return OnDisk(scratch / "file", entries, layout, num_envs, _say)
-
-    key = random.seed_key(2, device)
-    threaded = None if device.type == "cuda" else True
-    how: dict[str, Any] = {"alpha": alpha, "finals": 1, "notify": _say, "threaded": threaded}
-    host = HostReplayRing(rules, state, capacity, 1, 0.99, key, size, 1, storage, **how)
-    host.storage.records.random_(0, 2)  # pages that were never written would all be the same one
+    num_envs = min(_NUM_ENVS, max(1, bench.capacity // 64))
+    request = ReplayRequest(
+        rules=rules,
+        state=_example(rules, num_envs, device),
+        capacity=bench.capacity,
+        n_step=1,
+        gamma=0.99,
+        alpha=alpha,
+        key=random.seed_key(2, device),
+        batch_size=size,
+        folder=folder,
+        notify=_say,
+    )
+    compiler = fast.Compiler(bench.compile is not False, _say, device, recipes.compiler_options(rules.game))
+    memory = replay.load(kind).make(request)
     try:
-        return size * rate(Loop(host, state, size, compiler, graph, writes=True).call, seconds, device)
+        loop = Loop(memory, request, compiler, graph=device.type == "cuda")
+        return size * rate(loop.call, bench.seconds, device)
     finally:
-        host.close()
-        shutil.rmtree(scratch / "file", ignore_errors=True)
+        memory.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _example(rules: Rules, num_envs: int, device: torch.device) -> Any:
@@ -178,15 +166,15 @@ def _say(text: str) -> None:
 
 
 def _peers() -> dict[str, Callable[[int, int, float], float]]:
-    """Other people's memories, where they are installed: each measures samples a second on the CPU."""
-    found: dict[str, Callable[[int, int, float], float]] = {}
+    """Return benchmarks of other libraries that are installed, by name: samples per second on the CPU."""
+    peers: dict[str, Callable[[int, int, float], float]] = {}
     if importlib.util.find_spec("stable_baselines3"):
-        found["SB3 ReplayBuffer"] = _sb3
+        peers["SB3 ReplayBuffer"] = _sb3
     if importlib.util.find_spec("torchrl"):
-        found["TorchRL uniform"] = lambda *how: _torchrl(*how, prioritized=False, memmap=False)
-        found["TorchRL memmap"] = lambda *how: _torchrl(*how, prioritized=False, memmap=True)
-        found["TorchRL by priority"] = lambda *how: _torchrl(*how, prioritized=True, memmap=False)
-    return found
+        peers["TorchRL uniform"] = lambda *sizes: _torchrl(*sizes, prioritized=False, memmap=False)
+        peers["TorchRL memmap"] = lambda *sizes: _torchrl(*sizes, prioritized=False, memmap=True)
+        peers["TorchRL prioritized"] = lambda *sizes: _torchrl(*sizes, prioritized=True, memmap=False)
+    return peers
 
 
 def _sb3(size: int, capacity: int, seconds: float) -> float:
@@ -212,9 +200,9 @@ def _torchrl(size: int, capacity: int, seconds: float, *, prioritized: bool, mem
     buffer.extend(tensordict.TensorDict(fields, batch_size=[capacity]))
 
     def call() -> None:
-        found = buffer.sample()
+        samples = buffer.sample()
         if prioritized:
-            found["td_error"] = found["reward"] + 1.0
-            buffer.update_tensordict_priority(found)
+            samples["td_error"] = samples["reward"] + 1.0
+            buffer.update_tensordict_priority(samples)
 
     return size * rate(call, seconds, torch.device("cpu"))

@@ -9,19 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ring import RULES, ListReplay, assert_same, play, states
+from list_replay import RULES, ListReplay, assert_same, play, states
 from torch import Tensor
 
 from redline.core import random
 from redline.core.records import Batch, Step, leaves
+from redline.replay.contract import ReplayRequest
+from redline.replay.device import DeviceReplay
 from redline.replay.priority import UNIT, Priorities
-from redline.replay.ring import ReplayRing
 
 GAMMA = 0.5
 NOTED = 2**31 - 128  # the most units an error is worth
 
 
-class Watched(ReplayRing):
+class Watched(DeviceReplay):
     """A ring that has something done before each row is written."""
 
     at_write: Callable[[], None] = staticmethod(lambda: None)
@@ -34,17 +35,17 @@ class Watched(ReplayRing):
 def make(
     num_envs: int, rows: int, n_step: int, alpha: float | None = 1.0, finals: int | None = None
 ) -> tuple[Watched, ListReplay]:
-    ring = Watched(RULES, states([0] * num_envs), rows * num_envs, n_step, GAMMA, finals, alpha)
+    ring = Watched(ReplayRequest(RULES, states([0] * num_envs), rows * num_envs, n_step, GAMMA, alpha), finals)
     kept = max(1, rows // 16) if finals is None else finals
     return ring, ListReplay(num_envs, rows, n_step, GAMMA, kept)
 
 
-def tree(ring: ReplayRing) -> Priorities:
+def tree(ring: DeviceReplay) -> Priorities:
     assert ring.priorities is not None
     return ring.priorities
 
 
-def drawable(ring: ReplayRing) -> dict[tuple[int, int], int]:
+def drawable(ring: DeviceReplay) -> dict[tuple[int, int], int]:
     """Units of what can be drawn, by the row and environment that lie there now, as the order of writing says."""
     written, found = int(ring.written.item()), {}
     leaf = tree(ring).levels[0].tolist()
@@ -62,7 +63,7 @@ def placed(found: Batch) -> Tensor:
     return found.place
 
 
-def where(ring: ReplayRing, place: Tensor | None) -> list[tuple[int, int]]:
+def where(ring: DeviceReplay, place: Tensor | None) -> list[tuple[int, int]]:
     """Rows and environments of the places of a sample."""
     assert place is not None
     return [divmod(number, ring.num_envs) for number in place.tolist()]
@@ -166,7 +167,7 @@ def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
     every = torch.tensor([row * ring.num_envs + env_index for row, env_index in naive.places()])
     ring.update_priorities(every, error_of(every, 1))
     ranked = drawable(ring)
-    row, env_index, units = ring.draw_by_priority(random.seed_key(2), 40)
+    row, env_index, units = ring.ring.draw_by_priority(random.seed_key(2), 40)
     places = list(zip(row.tolist(), env_index.tolist(), strict=True))
     assert set(places) <= set(naive.places())
     assert units.tolist() == [ranked[place] for place in places]
@@ -447,7 +448,7 @@ def test_a_cleared_ring_is_as_good_as_new(history: History) -> None:
         assert_same(found, where(ring, found.place), naive)
 
 
-def copied(source: ReplayRing, target: ReplayRing) -> None:
+def copied(source: DeviceReplay, target: DeviceReplay) -> None:
     assert source.tensors().keys() == target.tensors().keys()
     for name, tensor in target.tensors().items():
         tensor.copy_(source.tensors()[name])
@@ -506,6 +507,7 @@ def test_tensors_carry_the_whole_memory(alpha: float | None, written: int, n_ste
 def test_no_tensor_is_left_out_of_a_checkpoint() -> None:
     ring, _ = make(num_envs=2, rows=20, n_step=1)
     named = {id(x) for x in ring.tensors().values()}
-    held = [*vars(ring).values(), *vars(tree(ring)).values(), *tree(ring).levels]
+    parts = (ring, ring.ring, ring.finals, tree(ring))
+    held = [*(value for part in parts for value in vars(part).values()), *tree(ring).levels]
     assert all(id(x) in named for x in held if isinstance(x, Tensor))
     assert sum(isinstance(x, Tensor) for x in held) >= 5

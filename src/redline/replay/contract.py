@@ -1,0 +1,200 @@
+"""Contracts of replay memories: `Replay`, the memory itself, and `ReplayKind`, a module that makes one.
+
+Shapes: N environments, B samples of a batch, () a scalar tensor. Every tensor is on the device that trains.
+
+A module that defines a kind needs
+
+    LOCATION: Location                                          where most of its bytes are
+    make(request: ReplayRequest) -> Replay                      allocate the memory
+    bytes_per_transition(state_bytes: int) -> TransitionBytes   estimate it beforehand
+    FILES: tuple[str, ...] = ()                                 files it keeps in the run folder, optional
+
+and a docstring whose first line describes the kind to users.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from redline.core.errors import UserError
+from redline.core.records import Batch, Step
+from redline.envs.batch import Rules
+from redline.replay.priority import Priorities
+
+
+class Location(IntEnum):
+    """Where a replay memory is stored, from near to far."""
+
+    DEVICE = 0  # memory of the device that trains
+    HOST = 1  # memory of the host
+    DISK = 2  # a file in the run folder
+
+
+class TransitionBytes(NamedTuple):
+    """Bytes that one transition takes in each place, estimated."""
+
+    device: float = 0.0
+    host: float = 0.0
+    disk: float = 0.0
+    snapshot: float = 0.0  # on the host, beside `host`, while a checkpoint that includes the memory is written
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """Everything a kind needs to make a memory."""
+
+    rules: Rules
+    state: Any  # (N, …) an example of the game's State: gives the number of environments, shapes, dtypes and device
+    capacity: int  # transitions
+    n_step: int
+    gamma: float
+    alpha: float | None = None  # exponent of priorities; None: uniform sampling
+    key: Tensor | None = None  # () int32: random stream for batches that are drawn ahead of time
+    batch_size: int = 1
+    batches_per_iteration: int = 1
+    folder: Path = Path(".")  # for files
+    notify: Callable[[str], None] = print  # shows a message to the user
+
+    @property
+    def num_envs(self) -> int:
+        return int(self.state[0].shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.state[0].device
+        return device
+
+
+class Replay(ABC):
+    """The last `rows` steps of N environments, sampled as n-step transitions.
+
+    `write`, `sample` and `update_priorities` run on the device, may be compiled and captured in a CUDA graph, and never
+    synchronise with the host. The other methods are called by the host, outside of compiled and captured code.
+    """
+
+    rows: int  # steps of each environment that fit
+    num_envs: int
+    n_step: int
+    device: torch.device
+    lead: int = 0  # iterations between drawing a batch and delivering it
+
+    @abstractmethod
+    def write(self, state: Any, action: Tensor, step: Step) -> None:
+        """Append one row: the States (N, …) in which the actions (N,) int64 were taken, and the resulting Step (N, …)."""
+
+    @abstractmethod
+    def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
+        """Return `size` n-step transitions, drawn with replacement: uniformly, or in proportion to their priority.
+
+        key: () int32. number: () int64, a running count of samples: it selects among batches that were drawn ahead.
+        With priorities, `Batch.place` (B,) int64 identifies the transitions for `update_priorities`, and `Batch.weight`
+        (B,) float32 are importance weights with exponent `beta`, scaled so that the largest of a batch is 1.
+        The weight is 0 where the state to bootstrap from is no longer stored.
+        """
+
+    @abstractmethod
+    def update_priorities(self, place: Tensor, td_errors: Tensor) -> None:
+        """Set the priorities of transitions `place` (B,) int64 from their TD errors (B,). Overwritten ones are skipped."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors a checkpoint must save, by name. Loading copies into these same tensors."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all transitions."""
+
+    @abstractmethod
+    def interrupt(self) -> bool:
+        """Mark the newest row as truncated, because all environments restart; return False if that lost the memory."""
+
+    def before_iteration(self) -> None:  # noqa: B027
+        """Prepare the batches that the coming iteration samples."""
+
+    def after_iteration(self) -> None:  # noqa: B027
+        """Store the row that the iteration wrote."""
+
+    def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a checkpoint's tensors in the shapes that `tensors` has now."""
+        return dict(saved)
+
+    def loaded(self) -> bool:
+        """Continue from a checkpoint that was copied into `tensors`; return False if its transitions are lost."""
+        return True
+
+    def close(self) -> None:  # noqa: B027
+        """Release threads and files."""
+
+
+@dataclass(frozen=True)
+class ReplayKind:
+    """A kind of replay memory, made from the module that defines it."""
+
+    name: str
+    description: str
+    location: Location
+    make: Callable[[ReplayRequest], Replay]
+    bytes_per_transition: Callable[[int], TransitionBytes]
+    files: tuple[str, ...] = ()
+
+    def memory_bytes(self, capacity: int, state_bytes: int, prioritized: bool) -> TransitionBytes:
+        """Return the bytes of `capacity` transitions in each place, priorities included.
+
+        state_bytes: size of those fields of one State that observations read.
+        """
+        each = self.bytes_per_transition(state_bytes)
+        total = TransitionBytes(*(capacity * size for size in each))
+        return total._replace(device=total.device + (Priorities.bytes_needed(capacity) if prioritized else 0))
+
+    def largest_capacity(self, free: float, state_bytes: int) -> int:
+        """Return how many transitions to store where `free` bytes are available at `location`: half of it stays free.
+
+        Where a snapshot for checkpoints needs the same memory, the memory and its snapshot take a third each.
+        """
+        each = self.bytes_per_transition(state_bytes)
+        size = (each.device, each.host, each.disk)[self.location]
+        parts = 3 if self.location == Location.HOST and each.snapshot else 2
+        return max(1, int(free / parts / size))
+
+
+@runtime_checkable
+class UsesReplay(Protocol):
+    """Settings of an algorithm that learns from a replay memory."""
+
+    @property
+    def replay(self) -> str: ...
+    @property
+    def replay_capacity(self) -> int: ...
+    @property
+    def prioritized(self) -> bool: ...
+
+
+def build_kind(name: str, module: Any) -> ReplayKind:
+    """Return the kind that `module` defines; raise UserError naming the member that is missing or wrong."""
+    checks = {
+        "LOCATION": (isinstance(getattr(module, "LOCATION", None), Location), "a Location"),
+        "make": (callable(getattr(module, "make", None)), "a function"),
+        "bytes_per_transition": (callable(getattr(module, "bytes_per_transition", None)), "a function"),
+        "FILES": (isinstance(getattr(module, "FILES", ()), tuple), "a tuple of file names"),
+    }
+    for member, (valid, meaning) in checks.items():
+        if not valid:
+            value = getattr(module, member, "missing")
+            raise UserError(f"The replay kind '{name}' needs {member}, {meaning}; it is {value!r}.")
+    lines = (module.__doc__ or "").strip().splitlines()
+    return ReplayKind(
+        name=name,
+        description=lines[0] if lines else "",
+        location=module.LOCATION,
+        make=module.make,
+        bytes_per_transition=module.bytes_per_transition,
+        files=getattr(module, "FILES", ()),
+    )
