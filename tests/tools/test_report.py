@@ -19,7 +19,7 @@ from redline import cli
 from redline.core.errors import StorageError, UserError
 from redline.run.config import Settings
 from redline.run.train import train
-from redline.tools.curves import PIXELS, draw, together
+from redline.tools.curves import PIXELS, draw, mean_and_range
 from redline.tools.report import markdown, read_runs, write_report
 
 SETTINGS = Settings(
@@ -176,7 +176,7 @@ def test_without_matplotlib_there_is_a_table_and_a_sentence(runs: Path, monkeypa
     report = runs / "out" / "report.md"
     assert (code, out) == (2, f"{report}\n")
     assert err == (
-        f"redline: {report} has no curves, for matplotlib is not installed; install it with "
+        f"redline: {report} has no curves, because matplotlib is not installed; install it with "
         "pip install 'redline[report]'.\n"
     )
     assert [path.name for path in (runs / "out").iterdir()] == ["report.md"]
@@ -272,14 +272,30 @@ def test_names_that_markdown_would_misread(tmp_path: Path) -> None:
     assert all(Path(name).name.startswith("gym-A-B-v0-") for name in found["pictures"])
 
 
+def test_win_rates_appear_only_where_games_can_be_won(tmp_path: Path) -> None:
+    """CartPole cannot be won: no column of zeros, no chart of zeros. A Snake that never won shows 0 %."""
+    for name, winnable in (("cartpole", False), ("snake", True)):
+        path = by_hand(tmp_path / name, env=name)
+        records = [json.loads(line) | {"win_rate": 0.0} for line in (path / "metrics.jsonl").read_text().splitlines()]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (path / "eval.json").write_text(json.dumps(evaluated(300, 3, win_rate=0.0, winnable=winnable)))
+    found = write_report([tmp_path / "cartpole", tmp_path / "snake"], tmp_path / "out")
+    (rows,) = tables((tmp_path / "out" / "report.md").read_text())
+    assert [row["win rate"] for row in rows] == ["-", "0.0 %"]
+    drawn = [Path(name).name for name in found["pictures"]]
+    assert "snake-win-rate-seconds.png" in drawn
+    assert "cartpole-score-seconds.png" in drawn
+    assert not any(name.startswith("cartpole-win-rate") for name in drawn)
+
+
 # ---- curves
 
 
-def test_together_by_hand() -> None:
+def test_mean_and_range_by_hand() -> None:
     """Two lines, 0 to 10 and 2 to 12 on the x axis: where both are, their mean and what lies around it."""
     one = np.array([0.0, 10.0]), np.array([0.0, 10.0])
     other = np.array([2.0, 6.0, 12.0]), np.array([4.0, 4.0, 4.0])
-    found = together([one, other])
+    found = mean_and_range([one, other])
     assert found is not None
     x, mean, low, high = found
     assert (x[0], x[-1]) == (2.0, 10.0)
@@ -290,8 +306,8 @@ def test_together_by_hand() -> None:
 
 def test_curves_without_a_common_part() -> None:
     one, other = (np.array([start, start + 1.0]) for start in (0.0, 5.0))
-    assert together([(one, one), (other, other)]) is None
-    assert together([(one, one), (one[:1], one[:1])]) is None
+    assert mean_and_range([(one, one), (other, other)]) is None
+    assert mean_and_range([(one, one), (one[:1], one[:1])]) is None
 
 
 def coloured(data: bytes, colour: tuple[int, int, int]) -> np.ndarray:
@@ -359,7 +375,7 @@ def test_a_torn_last_line(runs: Path) -> None:
     found = write_report([runs / "fast"], runs / "out")
     count = len(whole.splitlines())
     assert count > 1
-    assert found["notes"] == [f"{path}: 1 of {count} lines are torn or garbled and were left out."]
+    assert found["notes"] == [f"{path}: 1 of {count} lines are damaged and were skipped."]
     assert found["runs"][0]["env_steps"] == json.loads(whole.splitlines()[-2])["env_steps"]
     assert f"- {found['notes'][0]}\n" in (runs / "out" / "report.md").read_text()
 
@@ -382,7 +398,7 @@ def test_a_garbled_line_is_left_out(tmp_path: Path, line: bytes) -> None:
     path = by_hand(tmp_path / "run") / "metrics.jsonl"
     path.write_bytes(line + b"\n" + path.read_bytes())
     (run,), notes = read_runs([path.parent])
-    assert notes == [f"{path}: 1 of 4 lines are torn or garbled and were left out."]
+    assert notes == [f"{path}: 1 of 4 lines are damaged and were skipped."]
     assert (len(run.metrics), run.last("score")) == (3, 3.0)
 
 
@@ -421,8 +437,8 @@ def test_damaged_evaluations(tmp_path: Path) -> None:
     (path / "result.json").mkdir()
     (run,), notes = read_runs([path])
     assert notes == [
-        f"{path / 'eval.json'} is torn or garbled and was left out.",
-        f"{path / 'result.json'} cannot be read (Is a directory); it was left out.",
+        f"{path / 'eval.json'} is damaged and was skipped.",
+        f"{path / 'result.json'} cannot be read (Is a directory) and was skipped.",
     ]
     assert run.summary()["evaluation"] is None
 
@@ -447,7 +463,7 @@ def test_folders_that_are_no_runs_among_others(runs: Path) -> None:
         (["file"], 2, "There is no run folder file"),
         (["torn"], 74, "torn/config.json could not be read"),
         ([], 2, "redline report needs RUN [RUN ...]; see redline report --help."),
-        (["run", "--out", "file"], 74, "Cannot write file/report.md: File exists. Name another place with --out."),
+        (["run", "--out", "file"], 74, "Cannot write file/report.md: File exists. Choose another folder with --out."),
         (["run", "--to", "x"], 2, "redline report has no option --to"),
     ],
 )

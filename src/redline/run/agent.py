@@ -66,6 +66,7 @@ class Agent:
             "env_steps": self.env_steps,
             "actions": "actions drawn" if sample else "greedy",
             **outcome.summary(),
+            "winnable": self.rules.game.spec(self.rules.config).winnable,
             "seconds": time.monotonic() - started,
             "settings": self.config,
         }

@@ -220,6 +220,7 @@ def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progr
         ).summary()
         result |= {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in outcome.items()}
         result["eval_max_steps"] = _EVAL_STEPS
+        result["winnable"] = plan.rules.game.spec(plan.rules.config).winnable
     write_json(plan.run_dir / "result.json", result)
     return Run(plan.run_dir, result)
 

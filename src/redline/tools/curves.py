@@ -1,4 +1,4 @@
-"""Curves of runs as PNG, drawn with matplotlib, which is optional: `pip install 'redline[report]'`."""
+"""Learning curves as PNG, drawn with matplotlib, which is optional: `pip install 'redline[report]'`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 Curve = tuple[Values, Values]  # x ascending and y, (n,) each
 
-PIXELS = 960, 540  # width and height of a picture
+PIXELS = 960, 540  # width and height
 _DPI = 120
 _GRID = 400  # points at which the curves of a group are compared
 
 
-def together(curves: Sequence[Curve]) -> tuple[Values, Values, Values, Values] | None:
-    """x, mean, lowest and highest y of several curves, (n,) each, over the part of x that all of them have, if any."""
+def mean_and_range(curves: Sequence[Curve]) -> tuple[Values, Values, Values, Values] | None:
+    """Return x, mean, lowest and highest y of several curves, (n,) each, where all overlap; None where they do not."""
     first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if first >= last:
         return None
@@ -27,11 +27,11 @@ def together(curves: Sequence[Curve]) -> tuple[Values, Values, Values, Values] |
 
 
 def draw(groups: Mapping[str, Sequence[Curve]], title: str, x_label: str, y_label: str) -> bytes:
-    """A picture with a line for each group: its one curve, or the mean of several in a band from lowest to highest.
+    """Return a PNG with a line for each group: its one curve, or the mean of several in a band from lowest to highest.
 
-    ImportError without matplotlib.
+    Raises ImportError without matplotlib.
     """
-    from matplotlib.figure import Figure  # not pyplot: nothing is shown, and nothing is left behind
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures and may open windows
     from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(PIXELS[0] / _DPI, PIXELS[1] / _DPI), dpi=_DPI, layout="constrained")
@@ -39,7 +39,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], title: str, x_label: str, y_labe
     lines, labels = [], []
     for number, (label, curves) in enumerate(groups.items()):
         colour = f"C{number % 10}"
-        band = together(curves) if len(curves) > 1 else None
+        band = mean_and_range(curves) if len(curves) > 1 else None
         if band:
             x, mean, low, high = band
             axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -60,5 +60,5 @@ def draw(groups: Mapping[str, Sequence[Curve]], title: str, x_label: str, y_labe
 
 
 def _plain(text: str) -> str:
-    """As it stands: matplotlib would read formulas between dollars and hide what starts with an underscore."""
+    """Return text as matplotlib shows it verbatim: no formulas between dollars, no label hidden by an underscore."""
     return text.replace("$", r"\$").replace("_", " _", text.startswith("_"))

@@ -1,4 +1,4 @@
-"""`redline report`: what runs came to, from their folders alone. A table in Markdown, curves as PNG."""
+"""Reports of runs, from their folders alone: a table in Markdown, learning curves as PNG."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from redline.run.run_folder import read_config
 from redline.run.statistics import iqm
 from redline.tools.curves import Curve, draw
 
-_OF_ONE_RUN = ("seed", "run_dir", "resume")  # settings in which the runs of a group may differ
-_FIGURES = (("score", "training score", 1), ("win_rate", "training games won in %", 100))  # and what it is shown times
+_OF_ONE_RUN = ("seed", "run_dir", "resume")  # settings that may differ within a group
+_FIGURES = (("score", "training score", 1), ("win_rate", "training games won in %", 100))  # metric, label, factor
 _EVALUATED = (
     *("score_mean", "score_ci95", "score_censored", "score_censored_low", "score_censored_high"),
     *("win_rate", "steps_per_win", "finished", "game_overs", "eval_steps", "env_steps"),
@@ -31,30 +31,37 @@ _AXES = (("env_steps", "env-steps"), ("seconds", "seconds"))
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run left behind, as far as it could be read."""
+    """The records in a run folder, as far as they could be read."""
 
     path: Path
     config: dict[str, Any]
     metrics: list[dict[str, Any]]  # records of the log points
-    evaluation: dict[str, Any]  # _EVALUATED, episodes, and score with its kind; empty: there is none
+    evaluation: dict[str, Any]  # _EVALUATED, episodes, and score with its kind; empty without one
+
+    @property
+    def winnable(self) -> bool:
+        """Whether games can be won: the evaluation says so, or one was."""
+        rates = (_number(record, "win_rate") for record in (*self.metrics, self.evaluation))
+        return bool(self.evaluation.get("winnable")) or any(rates)
 
     @property
     def group(self) -> str:
-        """The same text for runs that differ only in their seed."""
+        """A key that runs share if they differ only in their seed."""
         return json.dumps({k: v for k, v in self.config.items() if k not in _OF_ONE_RUN}, sort_keys=True)
 
     def last(self, name: str) -> float | None:
-        """The newest value of a figure of the metrics."""
+        """Return the newest value of a metric; None without one."""
         return next((value for record in reversed(self.metrics) if (value := _number(record, name)) is not None), None)
 
     def curve(self, x: str, y: str) -> Curve:
-        """Two figures of the metrics, of every record that holds both, x ascending."""
+        """Return two metrics from every record that holds both, x ascending."""
         pairs = [(_number(record, x), _number(record, y)) for record in self.metrics]
         points = np.array(sorted((a, b) for a, b in pairs if a is not None and b is not None)).reshape(-1, 2)
         return points[:, 0], points[:, 1]
 
     def summary(self) -> dict[str, Any]:
-        """Its row of the table; None where nothing is known."""
+        """Return the run's row of the table; None where a figure is missing."""
+        won = self.evaluation.get("win_rate", self.last("win_rate"))
         steps, seconds = self.last("env_steps"), self.last("seconds")
         return {
             "run": str(self.path),
@@ -67,14 +74,14 @@ class RunFolder:
             "training_score": self.last("score"),
             "training_win_rate": self.last("win_rate"),
             "evaluation": self.evaluation or None,
-            "win_rate": self.evaluation.get("win_rate", self.last("win_rate")),
+            "win_rate": won if self.winnable else None,
         }
 
 
 def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Write `report.md` and its pictures into the folder `out`; fields as of `redline report --json`.
+    """Write `report.md` and its pictures into the folder `out`; return the fields of `redline report --json`.
 
-    `notes` says what could not be read, `missing` why there are no pictures where matplotlib is not installed.
+    `notes` lists files that could not be read, `missing` tells why there are no pictures without matplotlib.
     """
     runs, notes = read_runs(paths)
     report, missing = out / "report.md", ""
@@ -82,9 +89,7 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
     try:
         pictures = _pictures(runs)
     except ImportError:
-        missing = (
-            f"{report} has no curves, for matplotlib is not installed; install it with pip install 'redline[report]'."
-        )
+        missing = f"{report} has no curves, because matplotlib is not installed; install it with pip install 'redline[report]'."
     text = markdown(runs, {name: caption for name, (caption, _) in pictures.items()}, notes)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
         _write(report, text.encode())
     except OSError as error:
         raise StorageError(
-            f"Cannot write {report}: {error.strerror or error}. Name another place with --out."
+            f"Cannot write {report}: {error.strerror or error}. Choose another folder with --out."
         ) from error
     return {
         "report": str(report),
@@ -105,13 +110,13 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)
         os.replace(part, path)
     finally:
-        with suppress(OSError):  # gone when all went well
+        with suppress(OSError):  # gone after success
             part.unlink()
 
 
@@ -119,7 +124,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
-    """The runs in `paths`, each once, and a sentence for whatever is missing or damaged; an error if there is no run."""
+    """Return the runs in `paths`, each once, and a note for each missing or damaged file; UserError without any run."""
     runs: list[RunFolder] = []
     notes: list[str] = []
     for path in {path.resolve(): path for path in paths}.values():
@@ -127,7 +132,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
             raise UserError(f"There is no run folder {path}; train one with redline train.")
         try:
             config = read_config(path)
-        except UserError as error:  # one folder among many, as runs/* gives them
+        except UserError as error:  # one folder among many, as in runs/*
             if len(paths) == 1:
                 raise
             notes.append(f"Left out: {error}")
@@ -140,53 +145,55 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
 
 
 def _read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl; lines that are none are left out."""
+    """Return the records of a metrics.jsonl without its damaged lines."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         notes.append(f"{path} cannot be read ({error.strerror}): this run has no curves.")
         return []
-    found = [record for line in lines if (record := _record(line)) and _number(record, "env_steps") is not None]
-    if not found:
+    records = [record for line in lines if (record := _record(line)) and _number(record, "env_steps") is not None]
+    if not records:
         notes.append(f"{path} holds no records yet: this run has no curves.")
-    elif len(found) < len(lines):
-        notes.append(f"{path}: {len(lines) - len(found)} of {len(lines)} lines are torn or garbled and were left out.")
-    return found
+    elif len(records) < len(lines):
+        damaged = len(lines) - len(records)
+        notes.append(f"{path}: {damaged} of {len(lines)} lines are damaged and were skipped.")
+    return records
 
 
 def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
-    """Of what `redline eval` and the end of training stored, that of the newest agent with the most steps played.
+    """Return the stored evaluation (by `redline eval` or at the end of training) of the newest agent with the most steps.
 
-    Not the highest: that would be the luckiest.
+    Not the one with the highest score, which would be the luckiest.
     """
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     for name, count in (("eval.json", "episodes"), ("result.json", "eval_episodes")):
         try:
             record = _record((path / name).read_text(errors="replace"))
         except FileNotFoundError:
             continue
         except OSError as error:
-            notes.append(f"{path / name} cannot be read ({error.strerror}); it was left out.")
+            notes.append(f"{path / name} cannot be read ({error.strerror}) and was skipped.")
             continue
         if not record:
-            notes.append(f"{path / name} is torn or garbled and was left out.")
+            notes.append(f"{path / name} is damaged and was skipped.")
             continue
-        if _number(record, "score_mean") is None:  # training that was not followed by an evaluation
+        if _number(record, "score_mean") is None:  # training without a final evaluation
             continue
         numbers: dict[str, Any] = {key: _number(record, key) for key in _EVALUATED}
         numbers |= {"episodes": _number(record, count), "kind": "mean", "score": numbers["score_mean"]}
         only_game_overs = numbers["game_overs"] in (None, numbers["finished"])
         if numbers["finished"] != numbers["episodes"] and numbers["score_censored_low"] is not None and only_game_overs:
-            # Games were cut off, and what they scored depends on where; the score per game over does not.
+            # Games were stopped, so that their mean depends on when; the score per game over does not.
             numbers |= {"kind": "per game over", "score": numbers["score_censored"]}
             if numbers["score"] is None:
                 numbers |= {"kind": "at least", "score": numbers["score_censored_low"]}
-        found.append(numbers | {"actions": str(record.get("actions", "greedy"))})
-    return max(found, key=lambda record: (record["env_steps"] or 0, record["eval_steps"] or 0), default={})
+        more = {"actions": str(record.get("actions", "greedy")), "winnable": record.get("winnable") is True}
+        evaluations.append(numbers | more)
+    return max(evaluations, key=lambda record: (record["env_steps"] or 0, record["eval_steps"] or 0), default={})
 
 
 def _record(text: str) -> dict[str, Any]:
-    """A JSON object; empty if it is none."""
+    """Return a JSON object; an empty one where the text is damaged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -207,7 +214,7 @@ def _number(record: Mapping[str, Any], name: str) -> float | None:
 
 
 def markdown(runs: Sequence[RunFolder], pictures: Mapping[str, str], notes: Sequence[str]) -> str:
-    """The report; `pictures` are captions by file name."""
+    """Return the text of the report; `pictures` are captions by file name."""
     lines = ["# Report", "", *_table([_row(run) for run in runs])]
     seeds = [group for group in _groups(runs) if len(group) > 1]
     if seeds:
@@ -229,18 +236,18 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _row(run: RunFolder) -> dict[str, str]:
-    found = run.summary()
-    speed, won = found["env_steps_per_second"], found["win_rate"]
+    summary = run.summary()
+    speed, won = summary["env_steps_per_second"], summary["win_rate"]
     in_training = "" if run.evaluation else " (training)"
     return {
-        "run": found["run"],
-        "game": found["env"],
-        "algorithm": found["algo"],
-        "seed": _text(found["seed"], ""),
-        "env-steps": _text(found["env_steps"], ","),
-        "minutes": _text(found["minutes"], ".1f"),
+        "run": summary["run"],
+        "game": summary["env"],
+        "algorithm": summary["algo"],
+        "seed": _text(summary["seed"], ""),
+        "env-steps": _text(summary["env_steps"], ","),
+        "minutes": _text(summary["minutes"], ".1f"),
         "env-steps/s": "-" if speed is None else quantity(speed),
-        "last training score": _text(found["training_score"], ".2f"),
+        "last training score": _text(summary["training_score"], ".2f"),
         "evaluation": _evaluation_text(run.evaluation),
         "win rate": "-" if won is None else f"{100 * won:.1f} %{in_training}",
     }
@@ -250,66 +257,68 @@ def _text(value: Any, form: str) -> str:
     return "-" if value is None else f"{value:{form}}" if form else str(value)
 
 
-def _evaluation_text(found: Mapping[str, Any]) -> str:
-    how = found.get("actions", "greedy")
-    return _score_text(found) + (f", {how}" if how != "greedy" else "")
+def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
+    actions = evaluation.get("actions", "greedy")
+    return _score_text(evaluation) + (f", {actions}" if actions != "greedy" else "")
 
 
-def _score_text(found: Mapping[str, Any]) -> str:
-    if not found:
+def _score_text(evaluation: Mapping[str, Any]) -> str:
+    if not evaluation:
         return "-"
-    if found["kind"] == "at least":
-        return f"more than {found['score']:.2f} per game over"
-    if found["kind"] == "per game over":
-        low, high = (_text(found[f"score_censored_{end}"], ".2f") for end in ("low", "high"))
-        return f"{found['score']:.2f} per game over ({low} to {high})"
-    reach = f" ± {found['score_ci95']:.2f}" if found["score_ci95"] is not None else ""
-    games = f" ({found['episodes']:,.0f} games)" if found["episodes"] is not None else ""
-    return f"{found['score']:.2f}{reach}{games}"
+    if evaluation["kind"] == "at least":
+        return f"more than {evaluation['score']:.2f} per game over"
+    if evaluation["kind"] == "per game over":
+        low, high = (_text(evaluation[f"score_censored_{end}"], ".2f") for end in ("low", "high"))
+        return f"{evaluation['score']:.2f} per game over ({low} to {high})"
+    reach = f" ± {evaluation['score_ci95']:.2f}" if evaluation["score_ci95"] is not None else ""
+    games = f" ({evaluation['episodes']:,.0f} games)" if evaluation["episodes"] is not None else ""
+    return f"{evaluation['score']:.2f}{reach}{games}"
 
 
 def _row_of_group(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> dict[str, str]:
-    found = [run.evaluation for run in group if run.evaluation]
-    kinds = {(evaluation["kind"], evaluation["actions"]) for evaluation in found}
-    row = {"runs": _label(group, runs), "evaluated": f"{len(found)} of {len(group)}"}
+    evaluations = [run.evaluation for run in group if run.evaluation]
+    kinds = {(evaluation["kind"], evaluation["actions"]) for evaluation in evaluations}
+    row = {"runs": _label(group, runs), "evaluated": f"{len(evaluations)} of {len(group)}"}
     figures: tuple[Any, ...] = (None,) * 4
     if len(kinds) == 1 and "at least" not in next(iter(kinds)):
-        scores = [evaluation["score"] for evaluation in found]
+        scores = [evaluation["score"] for evaluation in evaluations]
         figures = float(np.mean(scores)), float(iqm(scores)), min(scores), max(scores)
     names = ("mean", "IQM", "worst run", "best run")
     return row | {name: _text(figure, ".2f") for name, figure in zip(names, figures, strict=True)}
 
 
 def _groups(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
-    """Runs that differ only in their seed, together."""
-    found: dict[str, list[RunFolder]] = {}
+    """Return runs in groups that differ only in their seed."""
+    groups: dict[str, list[RunFolder]] = {}
     for run in runs:
-        found.setdefault(run.group, []).append(run)
-    return list(found.values())
+        groups.setdefault(run.group, []).append(run)
+    return list(groups.values())
 
 
 def _label(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> str:
-    """The names of a group's folders; with their paths where two of all runs have one name."""
+    """Return the names of a group's folders; full paths where two runs have the same name."""
     short = len({run.path.resolve().name for run in runs}) == len(runs)
     names = [run.path.resolve().name if short else str(run.path) for run in group]
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _pictures(runs: Sequence[RunFolder]) -> dict[str, tuple[str, bytes]]:
-    """Captions and PNG files by their names: of every game its score and win rate, by env-steps and by seconds."""
-    found: dict[str, tuple[str, bytes]] = {}
+    """Return captions and PNG files by file name: score and win rate of every game, by env-steps and by seconds."""
+    pictures: dict[str, tuple[str, bytes]] = {}
     for number, env in enumerate(dict.fromkeys(run.config["env"] for run in runs)):
-        of_game = _groups([run for run in runs if run.config["env"] == env])
+        groups = _groups([run for run in runs if run.config["env"] == env])
         prefix = re.sub(r"[^A-Za-z0-9]+", "-", env[:40]).strip("-") or "game"
-        if any(name.startswith(f"{prefix}-") for name in found):
+        if any(name.startswith(f"{prefix}-") for name in pictures):
             prefix = f"{prefix}-{number}"
         for figure, figure_label, scale in _FIGURES:
+            if figure == "win_rate" and not any(run.winnable for group in groups for run in group):
+                continue
             for axis, axis_label in _AXES:
-                curves = {_label(group, runs): [run.curve(axis, figure) for run in group] for group in of_game}
+                curves = {_label(group, runs): [run.curve(axis, figure) for run in group] for group in groups}
                 curves = {label: [(x, scale * y) for x, y in group if len(x)] for label, group in curves.items()}
                 curves = {label: group for label, group in curves.items() if group}
                 if curves:
                     name = f"{prefix}-{figure}-{axis}.png".replace("_", "-")
                     caption = f"{' '.join(env.split())}: {figure_label} against {axis_label}"
-                    found[name] = caption, draw(curves, env, axis_label, figure_label)
-    return found
+                    pictures[name] = caption, draw(curves, env, axis_label, figure_label)
+    return pictures
