@@ -17,7 +17,7 @@ import sys
 import tokenize
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,9 @@ class Source:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 option = self._option(statement)
                 if option is not None:
-                    options[option.name] = option
+                    inherited = options.get(option.name)
+                    text = option.help or (inherited.help if inherited else "")
+                    options[option.name] = replace(option, help=text)
         return options
 
     def assigned(self, name: str) -> ast.expr | None:

@@ -53,8 +53,8 @@ class Config:
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
     )
-    reward_food: float = 1.0
-    reward_death: float = -1.0
+    reward_food: float = 1.0  # for every food
+    reward_death: float = -1.0  # when the game is lost
     reward_win: float = 5.0  # on top of the last food
     reward_starve: float = 0.0  # when the game is cut short for want of food
     reward_step: float = 0.0  # every move

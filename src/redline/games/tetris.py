@@ -59,7 +59,7 @@ class Config:
     ceiling: int = 0  # rows a piece may reach, 0: all; a low one teaches how not to die in a tenth of the time
     view: Literal["planes", "afterstates"] = "planes"  # the board; or what each placement would lead to
     reward_line: float = 1.0  # each line cleared
-    reward_death: float = -1.0
+    reward_death: float = -1.0  # when the game is lost
     reward_hole: float = 0.0  # each hole more; taken back for each hole less
     reward_height: float = 0.0  # each row the stack grows; taken back for each row less
     reward_piece: float = 0.0  # each piece settled
