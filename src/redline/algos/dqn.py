@@ -42,12 +42,12 @@ class Config(networks.NetworkConfig):
 
     batch_size: int = 512  # transitions a gradient step
     updates: int = 1  # gradient steps an iteration (an iteration steps every environment once)
-    learning_rate: float = 1e-3  # of Adam, at the start of training
+    learning_rate: float = 1e-3
     learning_rate_end: float | None = None  # at the end of training, on a straight line; none: the same
-    gamma: float = 0.97  # discount per step
-    n_step: int = 3  # steps of reward before a return bootstraps
+    gamma: float = 0.97
+    n_step: int = 3
     double: bool = True  # the online network chooses, the target network judges
-    dueling: bool = False  # separate outputs for the value of a state and the advantages of actions
+    dueling: bool = False
     distribution: Literal["none", "categorical", "quantile"] = "none"  # learn how returns are spread: C51, QR-DQN
     atoms: int = 51  # of a distribution: fixed returns, or quantiles
     v_min: float = -10.0  # lowest return of a categorical distribution
@@ -59,10 +59,10 @@ class Config(networks.NetworkConfig):
     noisy: bool = False  # explore by noise in the weights (Fortunato et al. 2018), beside epsilon
     noisy_sigma: float = 0.5  # of it, at first
     huber: float = 1.0  # errors beyond this count linearly
-    max_grad_norm: float = 10.0  # longer gradients are scaled down to this norm
+    max_grad_norm: float = 10.0
     target_period: int = 1  # gradient steps between updates of the target network
     tau: float = 0.01  # share of the online weights taken over then; 1 is a hard copy
-    epsilon_start: float = 1.0  # share of random actions at the start
+    epsilon_start: float = 1.0
     epsilon_high: float = 0.1  # the boldest environment's share of random moves in the end
     epsilon_low: float = 0.001  # the most careful one's
     epsilon_steps: int = 1_000_000  # environment steps from start to end

@@ -38,9 +38,9 @@ class OnPolicyConfig(networks.NetworkConfig):
     batch_size: int = 0  # samples a gradient step; 0: an eighth of what is played between two updates
     learning_rate: float = 1e-3  # at the start of training
     learning_rate_end: float = 1e-4  # at its end; in between on a straight line
-    gamma: float = 0.99  # discount per step
+    gamma: float = 0.99
     gamma_end: float | None = None  # at the end of training, on a straight line of 1 / (1 - gamma); none: the same
-    max_grad_norm: float = 0.5  # longer gradients are scaled down to this norm
+    max_grad_norm: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,9 +31,9 @@ from redline.envs.batch import Rules, legal
 class Config(OnPolicyConfig):
     """Settings of PPO."""
 
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95
     clip_range: float = 0.2  # a probability may change by this share before it stops counting
-    value_coef: float = 0.5  # weight of the value loss
+    value_coef: float = 0.5
     entropy_coef: float = 0.01  # at the start of training
     entropy_end: float = 0.001  # at its end
     target_kl: float = (

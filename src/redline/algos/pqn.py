@@ -31,14 +31,14 @@ class Config(OnPolicyConfig):
 
     learning_rate: float = 5e-4
     learning_rate_end: float = 2e-5
-    max_grad_norm: float = 10.0  # longer gradients are scaled down to this norm
+    max_grad_norm: float = 10.0
     layer_norm: bool = True
     q_lambda: float = 0.65  # 0: one step, then the network's value; 1: what was earned to the end of the rollout
     epsilon_start: float = 1.0  # share of random moves
     epsilon_high: float = 0.1  # the boldest environment's in the end
     epsilon_low: float = 0.001  # the most careful one's
     exploration: float = 0.1  # share of training until then
-    dueling: bool = False  # separate outputs for the value of a state and the advantages of actions
+    dueling: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
