@@ -109,7 +109,7 @@ def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num
     assert played["length"] == 5
     measures = session.collector.metrics()
     assert measures["drops"] == 0
-    assert {f"queue_{actor}" for actor in range(1, len(session.collector.statuses) + 1)} <= set(measures)
+    assert {f"queue_{actor}" for actor in range(1, len(session.collector.shared.statuses) + 1)} <= set(measures)
     assert not collecting.said
 
 
@@ -117,13 +117,13 @@ def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num
 def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> None:
     session = collecting(algo="ppo", inference=inference, num_envs=3, actors=2, rollout_steps=16, batch_size=48)
     session.collector.start(session.progress)
-    collector, seen, absorb = session.collector, [], session.collector._absorb
+    collector, seen, ingest = session.collector, [], session.collector._ingest
 
     def look() -> None:
         seen.append((collector.state.obs.tolist(), collector.final_obs.tolist()))
-        absorb()
+        ingest()
 
-    collector._absorb = look
+    collector._ingest = look
     for _ in range(3):
         session._play()
         obs, ended = session.learner.obs.view(16, 3, 3), session.learner.ended.view(16, 3)
@@ -156,7 +156,7 @@ def test_every_algorithm_learns(collecting: StartedSessions, algo: str, inferenc
     assert best > 6.8
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    assert collector.metrics()["policy_lag"] <= collector.capacity + collector.rows
+    assert collector.metrics()["policy_lag"] <= collector.capacity + collector.staging.capacity
 
 
 @BOTH
@@ -189,7 +189,7 @@ def test_checksums_hold_where_they_are_asked_for(
     session.iterate(8)
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    assert all(ring.plan.check for ring in collector.rings)
+    assert all(ring.spec.check for ring in collector.shared.rings)
     assert not collecting.said
     if inference == "actors":
         with monkeypatch.context() as patch:
@@ -205,7 +205,7 @@ def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> 
     session.progress = 0.75
     session.collector.start(session.progress)
     assert isinstance(session.collector, ActorCollector)
-    assert session.collector.control[1] == 0.75
+    assert session.collector.shared.control.progress == 0.75
 
 
 def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +226,13 @@ def test_versions_only_grow_and_lag_is_bounded(collecting: StartedSessions) -> N
 
     def note() -> None:
         step()
-        seen.append(int(collector.staged["version"][collector.taken - 1][0]))
+        seen.append(int(collector.staging.arrays["version"][collector.staging.position - 1][0]))
 
     collector.step = note  # type: ignore[method-assign]
-    session._collect = note
     session.iterate(12)
     assert seen == sorted(seen)
     assert len(set(seen)) > 3
-    most = -(-(collector.capacity + collector.rows) // 16) + 1
+    most = -(-(collector.capacity + collector.staging.capacity) // 16) + 1
     assert all(row // 16 + 1 - version <= most for row, version in enumerate(seen))
 
 
@@ -276,7 +275,7 @@ def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> No
     session.iterate(10)
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    victim = collector.statuses[0].pid
+    victim = collector.shared.statuses[0].pid
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
     while not collecting.said:
@@ -332,10 +331,10 @@ def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
     collector = session.collector
     assert isinstance(collector, ActorCollector)
     time.sleep(1.0)
-    before = collector.rings[0].written
+    before = collector.shared.rings[0].written
     time.sleep(0.3)
-    assert collector.rings[0].written == before
-    assert collector.rings[0].available() == collector.capacity
+    assert collector.shared.rings[0].written == before
+    assert collector.shared.rings[0].available() == collector.capacity
     session.iterate(300)
     check_memory(session)
     assert collector.metrics()["drops"] == 0
@@ -365,21 +364,21 @@ def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
     session = collecting(drop_oldest=True, inference="actors", num_envs=2, **REMEMBERS)
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    ring, part = collector.rings[0], collector.parts[0]
+    ring, part = collector.shared.rings[0], collector.staging.parts[0]
     for number in range(2 * collector.capacity):
         row = ring.open()
         assert row is not None
         row["score"][:] = row["final_obs"][:] = number
         ring.commit()
         if number == 1:
-            collector._move(0, 2, 0)
+            collector.staging.move(0, 2, 0)
     assert part["score"][:2, 0].tolist() == [0, 1]
     assert part["final_obs"][:2, 0, 0].tolist() == [0, 1]
     part["truncated"][:] = part["episode_start"][:] = False
     part["final_obs"][:] = -1
-    collector.breaks[0].append(ring.written - 2)
+    collector.staging.breaks[0].append(ring.written - 2)
     rows = ring.available()
-    collector._move(0, rows, 1)
+    collector.staging.move(0, rows, 1)
     newest = 2 * collector.capacity - 1
     assert part["score"][1 : rows + 1, 0].tolist() == list(range(newest - rows + 1, newest + 1))
     expected = [0, rows - 2]  # before the gap, and before the new process
@@ -422,7 +421,7 @@ TRAIN = """
                         algo_options={"hidden": (8,), "rollout_steps": 16, "batch_size": 64})
     session = Session(resolve(settings), print)
     session.iterate(2)
-    print(*[status.pid for status in session.collector.statuses], flush=True)
+    print(*[status.pid for status in session.collector.shared.statuses], flush=True)
 """
 
 

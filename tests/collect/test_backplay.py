@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from redline.collect import backplay
+from redline.collect.backplay import init_backplay, step_backplay
 from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.core.records import leaves
@@ -127,10 +127,10 @@ def test_lanes_do_not_touch_each_other():
 
     def play(envs: list[int]) -> list[torch.Tensor]:
         now = batch.reset(rules, env_keys(0, torch.tensor(envs)))
-        snapshots, found = backplay.keep(now), []
+        snapshots, found = init_backplay(now), []
         for row in actions:
             now, step = batch.step(rules, now, row[envs], snapshots.left == 1)
-            now, snapshots = backplay.go_back(now, snapshots, step, 0.5, STEPS)
+            now, snapshots = step_backplay(now, snapshots, step, 0.5, STEPS)
             found.append(now.game.head.clone())
         return found
 

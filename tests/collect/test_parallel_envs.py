@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from redline.collect.actor_supervisor import CannotStart
+from redline.collect.child_process import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
 from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
@@ -46,8 +47,13 @@ def leaning(obs: torch.Tensor, legal: Any) -> torch.Tensor:
 
 
 def children() -> list[int]:
-    found = psutil.Process().children(recursive=True)
-    return [p.pid for p in found if "redline.collect.parallel_envs" in " ".join(p.cmdline())]
+    """Processes of environments that still run; a zombie has ended and only waits to be reaped."""
+    running = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "redline.collect.parallel_envs" in " ".join(process.cmdline()):
+                running.append(process.pid)
+    return running
 
 
 def step_all(envs: Any, count: int, busy: Any = None) -> None:
@@ -182,7 +188,7 @@ from redline.collect.parallel_envs import ParallelEnvs
 from redline.envs import make_rules
 envs = ParallelEnvs(make_rules({ENV!r}, {{}}), 2, 0, 2)
 envs.reset(0)
-print(*(m.process.pid for m in envs.members), flush=True)
+print(*(m.process.pid for m in envs.processes), flush=True)
 for _ in range(2):
     envs.step(np.zeros(2, np.int64), np.ones(2, bool))
 """

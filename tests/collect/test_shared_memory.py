@@ -25,8 +25,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.collect import shared_memory
-from redline.collect.shared_memory import ACTIONS, LINE, Memory, SharedLayout, State, Status, Weights, fence
+from redline.collect import shared_weights
+from redline.collect.actor_status import ACTIONS, ActorState, ActorStatus
+from redline.collect.shared_memory import LINE, Memory, SharedLayout, fence
+from redline.collect.shared_weights import SharedWeights
 from redline.core.errors import UserError
 
 SECONDS = min(float(os.environ.get("REDLINE_STRESS_SECONDS", "5")), 60)
@@ -188,14 +190,14 @@ def test_nobody_waits_in_a_fence() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def weights(size: int, buffers: int = 2) -> tuple[Memory, Weights]:
-    memory = Memory.create(Weights.layout(size, buffers).bytes)
-    return memory, Weights(memory, 0, size, buffers, check=True)
+def weights(size: int, buffers: int = 2) -> tuple[Memory, SharedWeights]:
+    memory = Memory.create(SharedWeights.layout(size, buffers).bytes)
+    return memory, SharedWeights(memory, 0, size, buffers, check=True)
 
 
 def test_weights_and_their_versions() -> None:
     memory, writer = weights(24)
-    reader = Weights(memory, 0, 24)
+    reader = SharedWeights(memory, 0, 24)
     into = np.zeros((3, 2), np.float32)
     assert reader.fetch(into) is None
     assert reader.version == -1
@@ -228,7 +230,7 @@ def test_weights_that_were_changed_are_found() -> None:
 def test_fetching_while_weights_are_published(meddling: list[tuple[int, bool]], buffers: int) -> None:
     """Before and after copying so many versions, and another in part. What was overwritten is copied again."""
     memory, writer = weights(8, buffers)
-    reader, plan = Weights(memory, 0, 8, buffers, check=True), iter(meddling)
+    reader, plan = SharedWeights(memory, 0, 8, buffers, check=True), iter(meddling)
     writer.publish(np.full(8, 1, np.uint8), 1)
     happening = False
 
@@ -249,7 +251,7 @@ def test_fetching_while_weights_are_published(meddling: list[tuple[int, bool]], 
         happening = False
 
     into = np.zeros(8, np.uint8)
-    with mock.patch.object(shared_memory, "fence", happen):
+    with mock.patch.object(shared_weights, "fence", happen):
         version = reader.fetch(into)
     expected, retries, plan = 1, -1, iter(meddling)
     newest, begun = 1, buffers
@@ -290,7 +292,7 @@ def test_weights_race(forked: Callable[[Callable[[], None]], int]) -> None:
     memory, reader = weights(4 * 50_000)
 
     def work() -> None:
-        writer = Weights(Memory.attach(os.dup(memory.fd), memory.size), 0, reader.size)
+        writer = SharedWeights(Memory.attach(os.dup(memory.fd), memory.size), 0, reader.size)
         array = np.zeros(50_000, np.float32)
         while True:
             array[:] = writer.version + 1
@@ -319,7 +321,7 @@ def test_who_publishes_is_killed(forked: Callable[[Callable[[], None]], int]) ->
     reader.publish(np.full(16, 3, np.uint8), 3)
 
     def work() -> None:
-        writer = Weights(memory, 0, 16)
+        writer = SharedWeights(memory, 0, 16)
         with mock.patch.object(zlib, "crc32", side_effect=lambda _: time.sleep(60)):
             writer.publish(np.full(16, 4, np.uint8), 4)
 
@@ -344,17 +346,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_status_tells_what_an_actor_does_and_for_how_long(clock: list[int]) -> None:
-    memory = Memory.create(Status.layout(4).bytes)
-    actor, parent = Status(memory, 0, 4), Status(memory, 0, 4)
+    memory = Memory.create(ActorStatus.layout(4).bytes)
+    actor, parent = ActorStatus(memory, 0, 4), ActorStatus(memory, 0, 4)
     actor.begin()
-    assert (parent.pid, parent.state, parent.since_ns) == (os.getpid(), State.STARTING, 1_000)
+    assert (parent.pid, parent.state, parent.since_ns) == (os.getpid(), ActorState.STARTING, 1_000)
     timed = [
-        (5_000, State.STEPPING, 5_000, 0, 0),  # starting was neither
-        (5_300, State.STEPPING, 5_300, 300, 0),
-        (5_310, State.NEEDS_ACTIONS, 5_310, 310, 0),
-        (5_390, State.NEEDS_ACTIONS, 5_310, 310, 0),  # it still waits
-        (5_410, State.NEEDS_ROOM, 5_410, 310, 100),
-        (5_500, State.STEPPING, 5_500, 310, 190),
+        (5_000, ActorState.STEPPING, 5_000, 0, 0),  # starting was neither
+        (5_300, ActorState.STEPPING, 5_300, 300, 0),
+        (5_310, ActorState.NEEDS_ACTIONS, 5_310, 310, 0),
+        (5_390, ActorState.NEEDS_ACTIONS, 5_310, 310, 0),  # it still waits
+        (5_410, ActorState.NEEDS_ROOM, 5_410, 310, 100),
+        (5_500, ActorState.STEPPING, 5_500, 310, 190),
     ]
     for now, state, since, busy, wait in timed:
         clock[0] = now
@@ -365,19 +367,19 @@ def test_status_tells_what_an_actor_does_and_for_how_long(clock: list[int]) -> N
     actor.episodes, actor.version, actor.env_index = 2, 7, 3
     assert (parent.steps, parent.episodes, parent.version, parent.env_index) == (16, 2, 7, 3)
     actor.begin()
-    assert (parent.state, parent.steps, parent.busy_ns) == (State.STARTING, 16, 310)
+    assert (parent.state, parent.steps, parent.busy_ns) == (ActorState.STARTING, 16, 310)
 
 
 @given(st.lists(st.booleans(), max_size=90))
 def test_status_remembers_the_last_actions_of_each_lane(turns: list[bool]) -> None:
     """Of two groups of environments that take turns."""
-    memory = Memory.create(Status.layout(5).bytes)
-    actor, parent = Status(memory, 0, 5), Status(memory, 0, 5)
+    memory = Memory.create(ActorStatus.layout(5).bytes)
+    actor, parent = ActorStatus(memory, 0, 5), ActorStatus(memory, 0, 5)
     taken: list[list[int]] = [[] for _ in range(5)]
     for policy_input, second in enumerate(turns):
         num_envs = range(2, 5) if second else range(2)
         actions = [10 * policy_input + env_index for env_index in num_envs]
-        actor.act(np.array(actions), num_envs.start)
+        actor.record_actions(np.array(actions), num_envs.start)
         for env_index, action in zip(num_envs, actions, strict=True):
             taken[env_index].append(action)
     assert [parent.last_actions(env_index) for env_index in range(5)] == [actions[-ACTIONS:] for actions in taken]

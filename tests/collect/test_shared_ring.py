@@ -34,9 +34,9 @@ SECONDS = float(os.environ.get("REDLINE_STRESS_SECONDS", "5"))
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-def made(plan: SharedRingSpec) -> tuple[Memory, SharedRing]:
-    memory = Memory.create(plan.layout.bytes)
-    return memory, SharedRing(memory, 0, plan)
+def made(spec: SharedRingSpec) -> tuple[Memory, SharedRing]:
+    memory = Memory.create(spec.layout.bytes)
+    return memory, SharedRing(memory, 0, spec)
 
 
 def room(row: SharedLayout, rows: int) -> dict[str, Any]:
@@ -64,13 +64,15 @@ class Meddled(dict[str, Any]):
 class Schedule:
     """A ring, what must be in it, and three who use it, each by an end of its own."""
 
-    def __init__(self, capacity: int, drop_oldest: bool, asks: bool, seldom: str) -> None:
-        self.plan = SharedRingSpec(SMALL, capacity, drop_oldest, check=not seldom, seldom=seldom, flags=("over",))
-        self.memory, self.reader = made(self.plan)
-        self.server = SharedRing(self.memory, 0, self.plan)
+    def __init__(self, capacity: int, drop_oldest: bool, asks: bool, sparse_field: str) -> None:
+        self.spec = SharedRingSpec(
+            SMALL, capacity, drop_oldest, check=not sparse_field, sparse_field=sparse_field, flags=("over",)
+        )
+        self.memory, self.reader = made(self.spec)
+        self.server = SharedRing(self.memory, 0, self.spec)
         self.asks = asks
         self.begun = 0  # rows ever opened: each is filled with its count
-        self.fill_defaults: list[int] = []  # what the rows committed were filled with
+        self.complete: list[int] = []  # what the rows committed were filled with
         self.taken = self.dropped = 0
         self.next = 0  # the row that would follow the last one copied
         self.broken = False  # the place of the next row holds something already
@@ -79,7 +81,7 @@ class Schedule:
     def restart(self) -> None:
         """Another writer, in the place of one that may be in the middle of a row."""
         self.reader.recover()
-        self.writer = self.work(SharedRing(self.memory, 0, self.plan))
+        self.writer = self.work(SharedRing(self.memory, 0, self.spec))
 
     def work(self, ring: SharedRing) -> Iterator[None]:
         """All that the writer does, step by step."""
@@ -87,8 +89,8 @@ class Schedule:
             yield
             row = ring.open()
             if row is None:
-                assert not self.plan.drop_oldest
-                assert len(self.fill_defaults) - self.taken == self.plan.capacity
+                assert not self.spec.drop_oldest
+                assert len(self.complete) - self.taken == self.spec.capacity
                 continue
             self.broken = True
             self.begun += 1
@@ -97,10 +99,10 @@ class Schedule:
                 yield
                 fill({name: row[name]}, number)
             if self.asks:
-                ring.ask()
+                ring.request()
                 with pytest.raises(RuntimeError, match="server's"):
                     ring.commit()
-                while not ring.answered():
+                while not ring.has_response():
                     yield
                 assert (row["action"] == number % 251).all()
             else:
@@ -109,15 +111,15 @@ class Schedule:
             row["number"][...] = number
             assert ring.open() is row
             ring.commit()
-            self.fill_defaults.append(number)
+            self.complete.append(number)
             self.broken = False
 
     def serve(self) -> None:
-        row = self.server.asking()
+        row = self.server.pending()
         if row is not None:
             assert (row["obs"] == self.begun % 251).all()
             fill({"action": row["action"]}, self.begun)
-            self.server.answer()
+            self.server.respond()
 
     def take(self, count: int, start: int, meddling: list[int]) -> None:
         """While it copies, the writer and the server go on by as many steps as are listed."""
@@ -135,29 +137,29 @@ class Schedule:
             happening = False
 
         into.happen = happen
-        capacity, unread = self.plan.capacity, len(self.fill_defaults) - self.taken
-        if self.plan.drop_oldest and unread > capacity:
+        capacity, unread = self.spec.capacity, len(self.complete) - self.taken
+        if self.spec.drop_oldest and unread > capacity:
             unread = max(1, capacity // 2)
         assert self.reader.available() == unread
-        first = len(self.fill_defaults) - unread
+        first = len(self.complete) - unread
         with mock.patch.object(shared_ring, "fence", happen):
             rows = self.reader.take(count, into, start)
         lost = self.reader.dropped - self.dropped
         self.dropped += lost
         if not meddling:
             expected = min(count, unread)
-            late = self.plan.drop_oldest and unread == capacity and self.broken and expected > 0
+            late = self.spec.drop_oldest and unread == capacity and self.broken and expected > 0
             assert rows == expected - late
             assert self.taken + lost == first + late or not expected
-        if not self.plan.drop_oldest:
+        if not self.spec.drop_oldest:
             assert lost == 0
             assert rows == min(count, unread)
         self.taken += lost
         found = dict(into)
         for row in range(rows):
-            number = self.fill_defaults[self.taken + row]
+            number = self.complete[self.taken + row]
             assert found["number"][start + row] == number
-            if not self.plan.seldom or number % 2 or row == rows - 1:
+            if not self.spec.sparse_field or number % 2 or row == rows - 1:
                 assert (found["obs"][start + row] == number % 251).all()
             assert (found["action"][start + row] == number % 251).all()
             assert (found["over"][start + row] == number % 2).all()
@@ -189,10 +191,10 @@ def test_any_order_of_steps(
     data: st.DataObject,
     capacity: int,
     asks: bool,
-    seldom: str,
+    sparse_field: str,
     schedule: list[tuple[str, int]],
 ) -> None:
-    ring = Schedule(capacity, drop_oldest, asks, seldom)
+    ring = Schedule(capacity, drop_oldest, asks, sparse_field)
     for what, number in [*schedule, ("take", 9), ("take", 9)]:
         if what == "write":
             for _ in range(number):
@@ -204,7 +206,7 @@ def test_any_order_of_steps(
         else:
             meddling = data.draw(st.lists(st.integers(0, 30), max_size=12)) if meddles else []
             ring.take(number, data.draw(st.integers(0, 2)), meddling)
-    assert ring.reader.written == len(ring.fill_defaults)
+    assert ring.reader.written == len(ring.complete)
 
 
 def test_no_room_until_rows_are_taken() -> None:
@@ -224,7 +226,7 @@ def test_no_room_until_rows_are_taken() -> None:
 @pytest.mark.parametrize("check", [False, True])
 def test_what_the_next_row_says_as_well_is_not_copied(check: bool, begun: int) -> None:
     """Of rows with a flag it is, of those before a break, and of the last; of all where checksums need it."""
-    memory, ring = made(SharedRingSpec(SMALL, 8, check=check, seldom="obs", flags=("over",)))
+    memory, ring = made(SharedRingSpec(SMALL, 8, check=check, sparse_field="obs", flags=("over",)))
     for number in range(begun + 7):
         row = ring.open()
         assert row is not None
@@ -244,22 +246,22 @@ def test_what_the_next_row_says_as_well_is_not_copied(check: bool, begun: int) -
 
 def test_an_end_used_wrongly() -> None:
     _, ring = made(SharedRingSpec(SMALL, 2))
-    for misuse in (ring.commit, ring.ask, ring.answer):
+    for misuse in (ring.commit, ring.request, ring.respond):
         with pytest.raises(RuntimeError):
             misuse()
     ring.open()
-    ring.ask()
+    ring.request()
     with pytest.raises(RuntimeError):
-        ring.ask()
+        ring.request()
 
 
 def test_both_sides_must_mean_the_same_ring() -> None:
-    plan = SharedRingSpec(SMALL, 4, drop_oldest=True, check=True)
-    memory, ring = made(plan)
-    again = SharedRingSpec.from_json(json.loads(json.dumps(plan.to_json())))
+    spec = SharedRingSpec(SMALL, 4, drop_oldest=True, check=True)
+    memory, ring = made(spec)
+    again = SharedRingSpec.from_json(json.loads(json.dumps(spec.to_json())))
     row = SharedRing(memory, 0, again).open()
     assert row is not None
-    assert again.layout.to_json() == plan.layout.to_json()
+    assert again.layout.to_json() == spec.layout.to_json()
     assert {name: (array.shape, array.dtype) for name, array in row.items()} == SMALL.fields
     assert ring.available() == 0
     with pytest.raises(ValueError, match="another ring"):
@@ -342,9 +344,9 @@ def _cores(request: pytest.FixtureRequest) -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def write(memory: Memory, plan: SharedRingSpec, seconds: float) -> Callable[[], None]:
+def write(memory: Memory, spec: SharedRingSpec, seconds: float) -> Callable[[], None]:
     def work() -> None:
-        ring = SharedRing(Memory.attach(os.dup(memory.fd), memory.size), 0, plan)
+        ring = SharedRing(Memory.attach(os.dup(memory.fd), memory.size), 0, spec)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             row = ring.open()
@@ -365,7 +367,7 @@ class Reading:
     def __init__(self, ring: SharedRing, often: float = 0.0) -> None:
         """`often`: how probably it sleeps before it copies a field."""
         self.ring, self.often, self.chance = ring, often, random.Random(0)
-        self.into = Meddled(room(ring.plan.row, 16))
+        self.into = Meddled(room(ring.spec.row, 16))
         self.into.happen = self.sleep
         self.next = self.rows = self.gaps = self.late = 0
         self.overwritten = ring._overwritten
@@ -403,10 +405,10 @@ class Reading:
 @pytest.mark.parametrize("drop_oldest", [False, True], ids=["wait", "drop"])
 def test_race(drop_oldest: bool) -> None:
     """Nothing torn, nothing missing, nothing twice."""
-    plan = SharedRingSpec(LARGE, 5 if drop_oldest else 7, drop_oldest, check=True)
-    memory, ring = made(plan)
+    spec = SharedRingSpec(LARGE, 5 if drop_oldest else 7, drop_oldest, check=True)
+    memory, ring = made(spec)
     reading = Reading(ring, often=0.1 if drop_oldest else 0.01)
-    with forked(write(memory, plan, SECONDS)) as pid:
+    with forked(write(memory, spec, SECONDS)) as pid:
         while not finished(pid):
             reading.take(reading.chance.randint(1, 9))
     while reading.take(3):
@@ -425,8 +427,8 @@ def test_race(drop_oldest: bool) -> None:
 @forks
 def test_race_without_stamps() -> None:
     """The race does tear rows, and the checksums show it, where the reader does not look at the stamps."""
-    plan = SharedRingSpec(LARGE, 2, drop_oldest=True, check=True)
-    memory, ring = made(plan)
+    spec = SharedRingSpec(LARGE, 2, drop_oldest=True, check=True)
+    memory, ring = made(spec)
     reading = Reading(ring, often=0.5)
 
     def read() -> None:
@@ -435,7 +437,7 @@ def test_race_without_stamps() -> None:
             reading.take(2)
 
     found = pytest.raises(RuntimeError, match=r"torn row \d+: .*checksum")
-    with mock.patch.object(ring, "_overwritten", return_value=0), forked(write(memory, plan, 60)), found:
+    with mock.patch.object(ring, "_overwritten", return_value=0), forked(write(memory, spec, 60)), found:
         read()
 
 
@@ -443,13 +445,13 @@ def test_race_without_stamps() -> None:
 @pytest.mark.parametrize("drop_oldest", [False, True], ids=["wait", "drop"])
 def test_writers_are_killed(drop_oldest: bool) -> None:
     """At any time: what was complete is read, what was not is gone, and the next goes on from there."""
-    plan = SharedRingSpec(LARGE, 50, drop_oldest, check=True)
-    memory, ring = made(plan)
+    spec = SharedRingSpec(LARGE, 50, drop_oldest, check=True)
+    memory, ring = made(spec)
     reading = Reading(ring)
     killed = broken = 0
     while killed < 12 or broken < 3:  # in the middle of a row, these
         at = ring.written
-        with forked(write(memory, plan, 60)) as pid:
+        with forked(write(memory, spec, 60)) as pid:
             while ring.written < at + 30:
                 reading.take(16)
             time.sleep(reading.chance.uniform(0, 0.001))  # less than it takes to fill the ring
@@ -468,12 +470,12 @@ def test_writers_are_killed(drop_oldest: bool) -> None:
 @pytest.mark.parametrize("drop_oldest", [False, True], ids=["wait", "drop"])
 def test_a_writer_is_killed_in_the_middle_of_a_row(drop_oldest: bool) -> None:
     """While it waits for actions. The row that it overwrites in a full ring is lost, all others are read."""
-    plan = SharedRingSpec(LARGE, 4, drop_oldest, check=True)
-    memory, ring = made(plan)
+    spec = SharedRingSpec(LARGE, 4, drop_oldest, check=True)
+    memory, ring = made(spec)
     count = 6 if drop_oldest else 2
 
     def work() -> None:
-        own = SharedRing(memory, 0, plan)
+        own = SharedRing(memory, 0, spec)
         for number in range(count + 1):
             row = own.open()
             assert row is not None
@@ -481,19 +483,19 @@ def test_a_writer_is_killed_in_the_middle_of_a_row(drop_oldest: bool) -> None:
             row["number"][...] = number
             if number < count:
                 own.commit()
-        own.ask()
+        own.request()
         time.sleep(60)
 
     with forked(work) as pid:
-        while (row := ring.asking()) is None:
+        while (row := ring.pending()) is None:
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
     assert ring.recover() == count
-    assert SharedRing(memory, 0, plan).asking() is None
-    ring.answer()  # too late
-    assert ring.asking() is None
+    assert SharedRing(memory, 0, spec).pending() is None
+    ring.respond()  # too late
+    assert ring.pending() is None
     fill(row, 99)
-    with forked(lambda: write_some(memory, plan, 1)) as pid:
+    with forked(lambda: write_some(memory, spec, 1)) as pid:
         while not finished(pid):
             time.sleep(0.001)
     ring.recover()
@@ -510,21 +512,21 @@ def test_a_writer_is_killed_in_the_middle_of_a_row(drop_oldest: bool) -> None:
     assert ring.dropped == (5 if drop_oldest else 0)
 
 
-def write_some(memory: Memory, plan: SharedRingSpec, rows: int) -> None:
+def write_some(memory: Memory, spec: SharedRingSpec, rows: int) -> None:
     """With actions that are asked for; who serves is another end in the same process."""
-    ring, server = SharedRing(memory, 0, plan), SharedRing(memory, 0, plan)
+    ring, server = SharedRing(memory, 0, spec), SharedRing(memory, 0, spec)
     for number in range(ring.written, ring.written + rows):
         row = ring.open()
         assert row is not None
         row["obs"][...] = -1
-        ring.ask()
-        assert not ring.answered()
-        asking = server.asking()
+        ring.request()
+        assert not ring.has_response()
+        asking = server.pending()
         assert asking is not None
         assert (asking["obs"] == -1).all()
         fill(asking, number)
-        server.answer()
-        assert ring.answered()
+        server.respond()
+        assert ring.has_response()
         row["number"][...] = number
         ring.commit()
 
@@ -532,18 +534,18 @@ def write_some(memory: Memory, plan: SharedRingSpec, rows: int) -> None:
 @forks
 def test_actions_by_another_process() -> None:
     """Each row is answered once, by what was in it."""
-    plan = SharedRingSpec(SMALL, 4, check=True)
-    memory, ring = made(plan)
+    spec = SharedRingSpec(SMALL, 4, check=True)
+    memory, ring = made(spec)
     rows = 2000
 
     def work() -> None:
-        own = SharedRing(memory, 0, plan)
+        own = SharedRing(memory, 0, spec)
         for number in range(rows):
             while (row := own.open()) is None:
                 os.sched_yield()
             row["obs"][...] = number
-            own.ask()
-            while not own.answered():
+            own.request()
+            while not own.has_response():
                 os.sched_yield()
             assert (row["action"] == 2 * number + 1).all()
             row["number"][...] = number
@@ -552,9 +554,9 @@ def test_actions_by_another_process() -> None:
     served, found, into = 0, [], room(SMALL, 4)
     with forked(work) as pid:
         while not finished(pid):
-            if (row := ring.asking()) is not None:
+            if (row := ring.pending()) is not None:
                 row["action"][...] = row["obs"][:, 0] * 2 + 1
-                ring.answer()
+                ring.respond()
                 served += 1
             else:
                 os.sched_yield()

@@ -1,4 +1,4 @@
-"""The behaviour policy with weights of its own: in an actor process, or asked by all of them."""
+"""The behaviour policy with a copy of the weights: in an actor process, or in the inference server for all actors."""
 
 from __future__ import annotations
 
@@ -13,46 +13,50 @@ from redline.envs.batch import Rules
 from redline.envs.gym_envs import GymState, frame_shape, stacked
 
 
-def flat_weights(net: torch.nn.Module) -> Tensor:
-    """All numbers of a network's state, one behind the other, float32: (W,)."""
-    return torch.cat([x.detach().flatten().to(torch.float32) for x in net.state_dict().values()])
+def flat_weights(network: torch.nn.Module) -> Tensor:
+    """Return a network's whole state as one float32 vector (W,)."""
+    return torch.cat([x.detach().flatten().to(torch.float32) for x in network.state_dict().values()])
 
 
 class ActorPolicy:
-    """Moves some environments at a time."""
+    """Chooses actions for any subset of the environments and keeps their frame stacks."""
 
     def __init__(
         self, rules: Rules, algo: Algorithm, config: Any, num_envs: int, key: int, device: torch.device | str = "cpu"
     ) -> None:
-        """`environments` are those of all players; `key` is the root of the learner's random streams."""
+        """`num_envs` counts the environments of all actors; `key` is the root of the learner's random streams."""
         self.rules, self.algo, self.config, self.num_envs = rules, algo, config, num_envs
         self.spec = spec = rules.game.spec(rules.config)
         self.device = torch.device(device)
-        self.net = algo.acting_network(spec, config).to(device).eval().requires_grad_(False)
-        self.parts = list(self.net.state_dict().values())
-        self.size = sum(part.numel() for part in self.parts)  # numbers in its weights
-        self.version = -1  # of them
+        self.network = algo.acting_network(spec, config).to(device).eval().requires_grad_(False)
+        self.parts = list(self.network.state_dict().values())
+        self.size = sum(part.numel() for part in self.parts)  # numbers in `flat_weights`
+        self.version = -1  # of the weights loaded
         self.key = torch.tensor(key, dtype=torch.int32, device=device)
         self.stack = torch.zeros(num_envs, spec.frames, *frame_shape(spec), dtype=spec.obs_dtype, device=device)
 
     @torch.no_grad()
     def load(self, weights: Tensor, version: int) -> None:
-        """Take over `flat_weights` of a network of the same kind."""
+        """Load `flat_weights` (W,) of a network of the same shape."""
         pieces = weights.split([part.numel() for part in self.parts])
         for part, piece in zip(self.parts, pieces, strict=True):
             part.copy_(piece.view_as(part))
         self.version = version
 
     @torch.inference_mode()
-    def move(
+    def act(
         self, obs: Tensor, episode_start: Tensor, env_index: Tensor, draw: int, acted: int, progress: float
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Actions (N,) of environments (N,) int64 that see the frames `obs` (N, …), the first of an episode where it `begins`."""
+        """Return actions (K,) int64 and the policy's outputs, (K,) each, for environments `env_index` (K,) int64.
+
+        `obs` (K, …) holds their newest frames, the first of an episode at `episode_start` (K,) bool. `draw` numbers the
+        random draw, `acted` is the number of steps every environment has taken.
+        """
         state = GymState(obs)
         if self.spec.frames > 1:
             state = GymState(stacked(self.stack.index_select(0, env_index), obs, episode_start))
             self.stack.index_copy_(0, env_index, state.obs)
-        seen = self.rules.game.observe(self.rules.config, state)
+        observation = self.rules.game.observe(self.rules.config, state)
         numbers = (torch.tensor(x, device=self.device) for x in (draw, acted, progress))
-        policy_input = PolicyInput(seen, None, self.key, env_index, self.num_envs, *numbers)
-        return self.algo.select_actions(self.config, self.net, policy_input)
+        policy_input = PolicyInput(observation, None, self.key, env_index, self.num_envs, *numbers)
+        return self.algo.select_actions(self.config, self.network, policy_input)

@@ -1,15 +1,13 @@
-"""An actor: a process that plays some of the environments and puts what came of it into rings. `python -m redline.collect.actor_process`.
+"""An actor process: plays some of the environments and writes rows to rings. Run as `python -m redline.collect.actor_process`.
 
-The first line of its standard input is its job, in JSON; the pipe stays open for as long as the process that started it lives.
-What it says on standard error is kept by that process for the case that it fails.
+The first line of its standard input is an ActorJob in JSON; the pipe stays open for as long as the parent lives. The parent
+keeps the end of its standard error, the actor log, to report why it failed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -17,34 +15,36 @@ import threading
 import traceback
 from typing import Any, NamedTuple
 
-CANNOT, DIFFERS = 3, 4  # exit status: the environment cannot be made here; it is another here than it should be
-_PR_SET_PDEATHSIG = 1
+from redline.collect.actor_job import ActorJob
+from redline.collect.child_process import die_with_parent, ignore_interrupts
+
+EXIT_CANNOT_START, EXIT_SPEC_MISMATCH = 3, 4  # the environment cannot be made here; it has another spec here
 _NICE = 10
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all processes, they are for the one that
-        signal.signal(number, signal.SIG_IGN)  # started this one: it ends its actors when it has made use of them
-    job = json.loads(sys.stdin.readline())
-    die_with_parent(job["parent"])
-    _watch_parent()
-    if job["cores"]:
-        os.sched_setaffinity(0, job["cores"])
-    if job["shares"]:
-        os.nice(_NICE)  # where all share the cores the learner comes first: actors that are ahead wait for it anyway
+    """Play until the parent sets the stop flag; return the exit status."""
+    ignore_interrupts()
+    job = ActorJob.from_json(sys.stdin.readline())
+    die_with_parent(job.parent)
+    _exit_with_parent()
+    if job.cores:
+        os.sched_setaffinity(0, job.cores)
+    if job.low_priority:
+        os.nice(_NICE)  # actors that are ahead wait for the learner anyway
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs
-    from redline.collect.row_format import Differs
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks where it hangs
+    from redline.collect.row_format import SpecMismatch
     from redline.core.errors import UserError
 
     try:
         actor = _Actor(job)
-    except Differs as error:
+    except SpecMismatch as error:
         print(error, file=sys.stderr, flush=True)
-        return DIFFERS
+        return EXIT_SPEC_MISMATCH
     except (UserError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return CANNOT
+        return EXIT_CANNOT_START
     except Exception:
         traceback.print_exc()
         return 1
@@ -57,17 +57,8 @@ def main() -> int:
     return 0
 
 
-def die_with_parent(parent: int) -> None:
-    """Also when it is killed, and also while an environment is stuck in a step; where the system can do that."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _watch_parent() -> None:
-    """End when it does, whatever the system."""
+def _exit_with_parent() -> None:
+    """Exit when standard input closes, which works on every system unless an environment is stuck in a step."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -79,126 +70,131 @@ def _watch_parent() -> None:
 
 
 class _Group(NamedTuple):
-    """Environments that move together, and their ring."""
+    """Environments that step together, and their ring."""
 
-    envs: Any  # HostEnvs
-    ring: Any  # Ring
-    first: int  # of its environments among the actor's
-    env_index: Any  # (K,) int64: their numbers among all
-    episode_start: Any  # (K,) bool: what is seen is the first of an episode
+    envs: Any  # GymEnvs
+    ring: Any  # SharedRing, the writer's end
+    first: int  # number of its first environment among the actor's
+    env_index: Any  # (K,) int64: numbers of its environments among all
+    episode_start: Any  # (K,) bool: the observation is the first of an episode
 
 
 class _Actor:
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: ActorJob) -> None:
         import numpy as np
         import torch
 
-        from redline import algos
-        from redline.collect.actor_policy import ActorPolicy
-        from redline.collect.row_format import FROM_ENVS, check_spec
-        from redline.collect.shared_memory import Backoff, Memory, State, Status, Weights
+        from redline.collect.actor_memory import Control
+        from redline.collect.actor_status import ActorState, ActorStatus
+        from redline.collect.row_format import ENV_FIELDS, check_spec
+        from redline.collect.shared_memory import Backoff, Memory
         from redline.collect.shared_ring import SharedRing, SharedRingSpec
         from redline.envs import make_rules
         from redline.envs.gym_envs import GymEnvs
 
         torch.set_num_threads(1)
-        self.nap = Backoff()
-        self.torch, self.job, self.State, self.fields = torch, job, State, FROM_ENVS
-        memory = Memory.attach(job["fd"], job["bytes"])
-        self.control = memory.array(job["control"], (2,), np.float64)  # stop; share of training done
-        num_envs = sum(group["num_envs"] for group in job["groups"])
-        self.status = Status(memory, job["status"], num_envs)
+        self.backoff = Backoff()
+        self.torch, self.job, self.ActorState, self.env_fields = torch, job, ActorState, ENV_FIELDS
+        memory = Memory.attach(job.fd, job.bytes)
+        self.control = Control(memory, job.control_offset)
+        self.status = ActorStatus(memory, job.status_offset, sum(group.num_envs for group in job.groups))
         self.status.begin()
-        rules = make_rules(job["env"], job["options"], job["time_limit"])
-        check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
+        rules = make_rules(job.env, job.env_options, job.time_limit)
+        check_spec(job.env, rules.game.spec(rules.config), job.spec)
         self.groups = []
-        first = job["groups"][0]["first"]
-        for group in job["groups"]:
-            own, count = group["first"], group["num_envs"]
-            envs = GymEnvs(rules.game, rules.config, count, rules.time_limit, *job["practice"])
-            envs.current_env = self.status.at
-            envs.reset(job["seed"], job["number"], own)
-            ring = SharedRing(memory, group["ring"], SharedRingSpec.from_json(group["plan"]))
-            env_index = torch.arange(own, own + count)
-            self.groups.append(_Group(envs, ring, own - first, env_index, np.ones(count, bool)))
-        self.central = job["inference"] == "central"
-        if not self.central:
-            algo = algos.load(job["algo"])
-            chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in job["algo_options"].items()}
-            self.player = ActorPolicy(rules, algo, algo.Config(**chosen), job["num_envs"], job["key"])
-            self.outputs = [f"out.{name}" for name in algo.POLICY_OUTPUTS]
-            self.weights = Weights(memory, job["weights"], self.player.size * 4, check=job["check"])
-            self.flat = np.zeros(self.player.size, np.float32)
+        for group in job.groups:
+            envs = GymEnvs(rules.game, rules.config, group.num_envs, rules.time_limit, job.backplay, job.backplay_steps)
+            envs.current_env = self.status.current_env
+            envs.reset(job.seed, job.number, group.first)
+            ring = SharedRing(memory, group.ring_offset, SharedRingSpec.from_json(group.ring_spec))
+            env_index = torch.arange(group.first, group.first + group.num_envs)
+            episode_start = np.ones(group.num_envs, bool)
+            self.groups.append(_Group(envs, ring, group.first - job.first, env_index, episode_start))
+        if not job.central:
+            self._make_policy(rules, memory)
+
+    def _make_policy(self, rules: Any, memory: Any) -> None:
+        import numpy as np
+
+        from redline import algos
+        from redline.collect.actor_policy import ActorPolicy
+        from redline.collect.shared_weights import SharedWeights
+
+        job = self.job
+        algo = algos.load(job.algo)
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in job.algo_options.items()}
+        self.policy = ActorPolicy(rules, algo, algo.Config(**options), job.num_envs, job.key)
+        self.outputs = [f"out.{name}" for name in algo.POLICY_OUTPUTS]
+        self.weights = SharedWeights(memory, job.weights_offset, self.policy.size * 4, check=job.check)
+        self.flat_weights = np.zeros(self.policy.size, np.float32)
 
     def run(self) -> None:
-        """Until it is told to stop."""
-        step = self._ask_or_step if self.central else self._play
-        wants = self.State.NEEDS_ACTIONS if self.central else self.State.NEEDS_ROOM
-        while not self.control[0]:
-            done = [step(group) for group in self.groups]  # every group is tried
-            if any(done):
-                self.nap.found()
+        """Play until the stop flag is set."""
+        step = self._request_or_step if self.job.central else self._act_and_step
+        waiting = self.ActorState.NEEDS_ACTIONS if self.job.central else self.ActorState.NEEDS_ROOM
+        while not self.control.stopped:
+            progressed = [step(group) for group in self.groups]  # every group is tried
+            if any(progressed):
+                self.backoff.reset()
             else:
-                self.status.enter(wants)
-                self.nap.take()
+                self.status.enter(waiting)
+                self.backoff.sleep()
 
     def close(self) -> None:
         for group in self.groups:
             group.envs.close()
 
-    def _play(self, group: _Group) -> bool:
-        """A whole row: choose, step, write. False: there is no room."""
+    def _act_and_step(self, group: _Group) -> bool:
+        """Write a whole row with actions of this process's policy. Return False if there is no room for it."""
         ring = group.ring
         row = ring.open()
         if row is None:
             return False
-        self.status.enter(self.State.STEPPING)
-        self._refresh()
-        self._see(group, row)
+        self.status.enter(self.ActorState.STEPPING)
+        self._load_weights()
+        self._write_obs(group, row)
         obs, episode_start = self.torch.from_numpy(group.envs.obs), self.torch.from_numpy(group.episode_start)
-        policy_input = self.job["acted"] + ring.written
-        action, outputs = self.player.move(
-            obs, episode_start, group.env_index, policy_input, policy_input, float(self.control[1])
-        )
+        acted = self.job.acted + ring.written
+        action, outputs = self.policy.act(obs, episode_start, group.env_index, acted, acted, self.control.progress)
         row["action"][:] = action.numpy()
-        row["version"][...] = self.player.version
+        row["version"][...] = self.policy.version
         for name, output in zip(self.outputs, outputs, strict=True):
             row[name][:] = output.numpy()
         self._step(group, row)
         return True
 
-    def _ask_or_step(self, group: _Group) -> bool:
-        """With actions from outside: ask for them, or play those that have come. False: nothing could be done."""
+    def _request_or_step(self, group: _Group) -> bool:
+        """Play the actions of the inference server, then request the next. Return False if neither is possible yet."""
         ring = group.ring
         stepped: bool = ring.is_open
         if stepped:
-            if not ring.answered():
+            if not ring.has_response():
                 return False
-            self.status.enter(self.State.STEPPING)
+            self.status.enter(self.ActorState.STEPPING)
             self._step(group, ring.open())
         row = ring.open()
         if row is None:
             return stepped
-        self._see(group, row)
-        ring.ask()
+        self._write_obs(group, row)
+        ring.request()
         return True
 
-    def _refresh(self) -> None:
-        """The newest weights."""
-        version = self.weights.fetch(self.flat, self.player.version)
+    def _load_weights(self) -> None:
+        version = self.weights.fetch(self.flat_weights, self.policy.version)
         if version is not None:
-            self.player.load(self.torch.from_numpy(self.flat), version)
+            self.policy.load(self.torch.from_numpy(self.flat_weights), version)
             self.status.version = version
 
-    def _see(self, group: _Group, row: dict[str, Any]) -> None:
+    def _write_obs(self, group: _Group, row: dict[str, Any]) -> None:
         row["obs"][...] = group.envs.obs
         row["episode_start"][:] = group.episode_start
 
     def _step(self, group: _Group, row: dict[str, Any]) -> None:
+        """Play the row's actions and write their results."""
         envs, status = group.envs, self.status
-        status.act(row["action"], group.first)
+        status.record_actions(row["action"], group.first)
         envs.step(row["action"])
-        for name in self.fields:
+        for name in self.env_fields:
             row[name][...] = getattr(envs, name)
         group.episode_start[:] = envs.terminated | envs.truncated
         group.ring.commit()
@@ -207,4 +203,4 @@ class _Actor:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # threads of environments do not hold it up
+    os._exit(main())  # without waiting for threads of environments

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redline.algos.learner import Learner
-from redline.collect import backplay as snapshots
+from redline.collect.backplay import init_backplay, step_backplay
 from redline.collect.collector import Collector
 from redline.collect.episode_stats import DeviceEpisodeStats
 from redline.core.records import Transition, assign, leaves, map_record
@@ -32,7 +32,7 @@ class DeviceCollector(Collector):
         self.rules, self.learner = rules, learner
         self.envs = map_record(torch.clone, envs)
         self.backplay, self.backplay_steps = backplay, backplay_steps
-        self.snapshots = snapshots.keep(envs) if backplay else None
+        self.snapshots = init_backplay(envs) if backplay else None
         self.episode_stats = DeviceEpisodeStats.zero(len(envs.key), envs.key.device)
 
     @torch.no_grad()
@@ -41,18 +41,18 @@ class DeviceCollector(Collector):
         state = self.envs.game
         obs = self.rules.game.observe(self.rules.config, state)
         action = self.learner.act(obs, batch.legal(self.rules, state))
-        kept = self.snapshots
-        envs, step = batch.step(self.rules, self.envs, action, None if kept is None else kept.left == 1)
+        snapshots = self.snapshots
+        envs, step = batch.step(self.rules, self.envs, action, None if snapshots is None else snapshots.left == 1)
         self.learner.ingest(Transition(state, action, step))
-        self.episode_stats.add(step, None if kept is None else kept.left == 0)
-        if kept is not None:
-            envs, after = snapshots.go_back(envs, kept, step, self.backplay, self.backplay_steps)
-            assign(kept, after)
+        self.episode_stats.add(step, None if snapshots is None else snapshots.left == 0)
+        if snapshots is not None:
+            envs, after = step_backplay(envs, snapshots, step, self.backplay, self.backplay_steps)
+            assign(snapshots, after)
         assign(self.envs, envs)
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {} if self.snapshots is None else leaves(self.snapshots, _SNAPSHOTS)
-        return leaves(self.envs) | kept
+        snapshots = {} if self.snapshots is None else leaves(self.snapshots, _SNAPSHOTS)
+        return leaves(self.envs) | snapshots
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return `saved` without the snapshots of a run that used backplay, or with empty ones for a run that starts to."""
@@ -64,7 +64,7 @@ class DeviceCollector(Collector):
         env_index = number * num_envs + torch.arange(num_envs, device=self.envs.key.device)
         assign(self.envs, batch.reset(self.rules, batch.env_keys(seed, env_index)))
         if self.snapshots is not None:
-            assign(self.snapshots, snapshots.keep(self.envs))
+            assign(self.snapshots, init_backplay(self.envs))
 
     def close(self) -> None:
         """Do nothing: tensors are freed with the collector."""

@@ -1,4 +1,4 @@
-"""Actions for all actors from one place: a thread that moves, together, those who are waiting."""
+"""Central inference: a thread that chooses actions for all actors that are waiting, in one batch."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from redline.collect.shared_ring import SharedRing
 
 
 class Request(NamedTuple):
-    """A ring whose writer asks for actions."""
+    """A ring whose writer may request actions."""
 
     ring: SharedRing
-    env_index: Tensor  # (K,) int64: its environments' numbers among all
+    env_index: Tensor  # (K,) int64: its environments among all
 
 
 class InferenceServer:
-    """Asks the player. New weights come from another thread, whole."""
+    """Serves requests from a thread of its own, with the newest weights the learner offered."""
 
     def __init__(
         self,
-        player: ActorPolicy,
+        policy: ActorPolicy,
         requests: Sequence[Request],
         outputs: Sequence[str],
         acted: int,
         progress: Callable[[], float],
     ) -> None:
-        """`acted` are the turns every environment had before this began."""
-        self.player, self.requests, self.progress, self.acted = player, requests, progress, acted
+        """`outputs` are the algorithm's POLICY_OUTPUTS; `acted` counts the steps every environment took before."""
+        self.policy, self.requests, self.progress, self.acted = policy, requests, progress, acted
         self.outputs = [f"out.{name}" for name in outputs]
-        self.lock = threading.Lock()  # between answering and a writer's recovery; actors know nothing of it
+        self.lock = threading.Lock()  # between serving and the recovery of a ring; actors do not know it
         self.offered: tuple[Tensor, int, torch.cuda.Event | None] | None = None
-        self.error: BaseException | None = None
-        self.asked = acted * len(requests)  # times the player was: numbers its draws
+        self.error: BaseException | None = None  # that ended the thread; raised by the thread that waits for rows
+        self.draws = acted * len(requests)  # batches served: numbers the policy's random draws
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="redline-server", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="redline-inference", daemon=True)
 
     def start(self) -> None:
         self.thread.start()
 
     def offer(self, weights: Tensor, version: int) -> None:
-        """`flat_weights` that nobody changes any more; the player takes them before its next move."""
-        done = None
+        """Hand over `flat_weights` that no longer change; they are loaded before the next batch."""
+        ready = None
         if weights.is_cuda:
-            done = torch.cuda.Event()
-            done.record()
-        self.offered = weights, version, done
+            ready = torch.cuda.Event()
+            ready.record()
+        self.offered = weights, version, ready
 
     def close(self) -> None:
         self.stop.set()
@@ -61,48 +61,48 @@ class InferenceServer:
 
     def _run(self) -> None:
         try:
-            gpu = self.player.device.type == "cuda"
-            with torch.cuda.stream(torch.cuda.Stream(self.player.device)) if gpu else nullcontext():
-                nap = Backoff()
+            gpu = self.policy.device.type == "cuda"
+            with torch.cuda.stream(torch.cuda.Stream(self.policy.device)) if gpu else nullcontext():
+                backoff = Backoff()
                 while not self.stop.is_set():
                     if self.serve():
-                        nap.found()
+                        backoff.reset()
                     else:
-                        nap.take()
-        except BaseException as error:  # the thread that waits for rows raises it
+                        backoff.sleep()
+        except BaseException as error:
             self.error = error
 
     def serve(self) -> bool:
-        """Move all who wait; False: nobody does."""
+        """Choose actions for all pending requests; return False if there are none."""
         with self.lock:
-            waiting = [(seat, row) for seat in self.requests if (row := seat.ring.asking()) is not None]
-            if not waiting:
+            pending = [(request, row) for request in self.requests if (row := request.ring.pending()) is not None]
+            if not pending:
                 return False
-            self._take_weights()
-            device = self.player.device
-            obs = torch.cat([torch.from_numpy(row["obs"]) for _, row in waiting]).to(device)
-            episode_start = torch.cat([torch.from_numpy(row["episode_start"]) for _, row in waiting]).to(device)
-            env_index = torch.cat([seat.env_index for seat, _ in waiting]).to(device)
-            acted = self.acted + min(seat.ring.written for seat, _ in waiting)
-            action, outputs = self.player.move(obs, episode_start, env_index, self.asked, acted, self.progress())
-            self.asked += 1
-            said = {"action": action.cpu().numpy()}
-            said |= {name: x.cpu().numpy() for name, x in zip(self.outputs, outputs, strict=True)}
+            self._load_weights()
+            device = self.policy.device
+            obs = torch.cat([torch.from_numpy(row["obs"]) for _, row in pending]).to(device)
+            episode_start = torch.cat([torch.from_numpy(row["episode_start"]) for _, row in pending]).to(device)
+            env_index = torch.cat([request.env_index for request, _ in pending]).to(device)
+            acted = self.acted + min(request.ring.written for request, _ in pending)
+            action, outputs = self.policy.act(obs, episode_start, env_index, self.draws, acted, self.progress())
+            self.draws += 1
+            fields = {"action": action.cpu().numpy()}
+            fields |= {name: x.cpu().numpy() for name, x in zip(self.outputs, outputs, strict=True)}
             start = 0
-            for seat, row in waiting:
-                end = start + len(seat.env_index)
-                for name, values in said.items():
+            for request, row in pending:
+                end = start + len(request.env_index)
+                for name, values in fields.items():
                     row[name][:] = values[start:end]
-                row["version"][...] = self.player.version
-                seat.ring.answer()
+                row["version"][...] = self.policy.version
+                request.ring.respond()
                 start = end
         return True
 
-    def _take_weights(self) -> None:
+    def _load_weights(self) -> None:
         offered = self.offered
-        if offered is not None and offered[1] != self.player.version:
-            weights, version, done = offered
-            if done is not None:
-                done.wait()
+        if offered is not None and offered[1] != self.policy.version:
+            weights, version, ready = offered
+            if ready is not None:
+                ready.wait()
                 weights.record_stream(torch.cuda.current_stream())
-            self.player.load(weights, version)
+            self.policy.load(weights, version)

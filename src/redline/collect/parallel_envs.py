@@ -1,8 +1,9 @@
-"""CPU environments in several processes that step at the same time, so that evaluation is as fast as the cores allow.
+"""CPU environments in several processes that step at the same time, so that evaluation uses all cores.
 
-To who asks, `SpreadEnvs` is HostEnvs: the same arrays with the same numbers, however many processes there are. Each of them,
-`python -m redline.collect.parallel_envs`, plays some of the environments. The first line it reads is its job, each one after it what is to
-be done; every line is answered through a pipe of its own, null where all went well. It ends with whoever started it.
+`ParallelEnvs` is a drop-in replacement for GymEnvs: the same arrays with the same numbers, whatever the number of processes.
+Each process, `python -m redline.collect.parallel_envs`, plays some of the environments. The first line of its standard input
+is its job in JSON, each later line a command; it answers every line through a pipe of its own, with null for success. It ends
+with its parent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import itertools
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -22,72 +22,90 @@ from typing import Any
 
 import numpy as np
 
-from redline.collect.actor_process import die_with_parent
-from redline.collect.actor_supervisor import GRACE, START_SECONDS, CannotStart, child_environment, ending
-from redline.collect.row_format import Differs, check_spec, plain_spec
-from redline.collect.shared_memory import Memory, SharedLayout
+from redline.collect.child_process import (
+    GRACE_SECONDS,
+    START_SECONDS,
+    CannotStart,
+    child_environment,
+    describe_exit,
+    die_with_parent,
+    ignore_interrupts,
+)
+from redline.collect.row_format import SpecMismatch, check_spec, spec_to_json
+from redline.collect.shared_memory import Array, Memory, SharedLayout
 from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
 from redline.envs.gym_envs import GymEnvs
 
-_ARRAYS = ("obs", "terminated", "truncated", "episode_over", "lost", "won", "length", "score")  # what evaluation reads
-_LOOK_EVERY = 0.2  # seconds
-_READ = 1 << 16
+_ARRAYS = ("obs", "terminated", "truncated", "episode_over", "lost", "won", "length", "score")  # read by evaluation
+_POLL_SECONDS = 0.2
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass
-class ActorHandle:
-    """A process, and the environments it plays."""
+class EnvProcess:
+    """A process and the environments it plays."""
 
     process: subprocess.Popen[bytes]
     answers: int  # descriptor
     first: int
     num_envs: int
-    at: np.ndarray[Any, Any]  # (1,) int64: the environment it is at
+    current_env: Array  # (1,) int64: number of the environment being stepped
 
 
 class ParallelEnvs:
-    """HostEnvs in `processes`."""
+    """GymEnvs spread over processes. After `reset` and every `step` the arrays, (N, …) each, hold the results."""
 
-    obs: np.ndarray[Any, Any]
-    episode_over: np.ndarray[Any, Any]
-    lost: np.ndarray[Any, Any]
-    won: np.ndarray[Any, Any]
-    terminated: np.ndarray[Any, Any]
-    truncated: np.ndarray[Any, Any]
-    length: np.ndarray[Any, Any]
-    score: np.ndarray[Any, Any]
+    obs: Array
+    episode_over: Array
+    lost: Array
+    won: Array
+    terminated: Array
+    truncated: Array
+    length: Array
+    score: Array
 
     def __init__(self, rules: Rules, count: int, time_limit: int, processes: int) -> None:
+        """Start the processes; raise CannotStart if they cannot make the environments."""
         self.name, self.timeout = rules.game.name, rules.config.timeout
-        none = GymEnvs(rules.game, rules.config, 0)
-        fields = {name: ((count, *getattr(none, name).shape[1:]), getattr(none, name).dtype) for name in _ARRAYS}
-        fields |= {"actions": ((count,), np.dtype(np.int64)), "busy": ((count,), np.dtype(bool))}
-        layout = SharedLayout(fields | {"at": ((processes,), np.dtype(np.int64))})
-        self.members: list[ActorHandle] = []
+        template = GymEnvs(rules.game, rules.config, 0)
+        fields = {
+            name: ((count, *getattr(template, name).shape[1:]), getattr(template, name).dtype) for name in _ARRAYS
+        }
+        fields |= {"actions": ((count,), np.dtype(np.int64)), "active": ((count,), np.dtype(bool))}
+        layout = SharedLayout(fields | {"current_env": ((processes,), np.dtype(np.int64))})
+        self.processes: list[EnvProcess] = []
         self.memory = Memory.create(layout.bytes)
         views = layout.views(self.memory)
-        self.actions, self.busy, at = (views.pop(name) for name in ("actions", "busy", "at"))
+        self.actions, self.active, current_env = (views.pop(name) for name in ("actions", "active", "current_env"))
         vars(self).update(views)
-        job = {"env": self.name, "options": vars(rules.config), "time_limit": time_limit, "parent": os.getpid()}
-        job |= {"fd": self.memory.fd, "bytes": layout.bytes, "layout": layout.to_json()}
-        job |= {"spec": plain_spec(rules.game.spec(rules.config))}
+        job = {
+            "env": self.name,
+            "options": vars(rules.config),
+            "time_limit": time_limit,
+            "parent": os.getpid(),
+            "fd": self.memory.fd,
+            "bytes": layout.bytes,
+            "layout": layout.to_json(),
+            "spec": spec_to_json(rules.game.spec(rules.config)),
+        }
         bounds = np.linspace(0, count, processes + 1).astype(int).tolist()
         try:
             for number, (first, end) in enumerate(itertools.pairwise(bounds)):
-                self._start(job | {"number": number, "first": first, "num_envs": end - first}, at[number : number + 1])
-            self._await(START_SECONDS + self.timeout, kind=CannotStart)
+                own = {"number": number, "first": first, "num_envs": end - first}
+                self._start(job | own, current_env[number : number + 1])
+            self._await(START_SECONDS + self.timeout, failure=CannotStart)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, job: dict[str, Any], at: np.ndarray[Any, Any]) -> None:
+    def _start(self, job: dict[str, Any], current_env: Array) -> None:
         ours, theirs = os.pipe()
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # ours may be read by a program
+                stdout=subprocess.DEVNULL,  # a program may be reading the parent's
                 pass_fds=(self.memory.fd, theirs),
                 env=child_environment(),
             )
@@ -96,99 +114,103 @@ class ParallelEnvs:
             raise CannotStart(str(error)) from error
         finally:
             os.close(theirs)
-        self.members.append(ActorHandle(process, ours, job["first"], job["num_envs"], at))
-        _tell(self.members[-1], json.dumps(job | {"answers": theirs}))
+        self.processes.append(EnvProcess(process, ours, job["first"], job["num_envs"], current_env))
+        _send(self.processes[-1], json.dumps(job | {"answers": theirs}))
 
     def reset(self, seed: int) -> None:
         """Begin all episodes anew. Environment i is seeded by `seed` and i."""
-        self._do(f"reset {seed}", START_SECONDS)
+        self._command(f"reset {seed}", START_SECONDS)
 
-    def step(self, actions: np.ndarray[Any, Any], busy: np.ndarray[Any, Any]) -> None:
-        """One step of those that are `busy` (N,) bool."""
-        self.actions[:], self.busy[:] = actions, busy
-        self._do("step", 0.0)
+    def step(self, actions: Array, active: Array) -> None:
+        """Play actions (N,) int64 in the environments that are `active` (N,) bool."""
+        self.actions[:], self.active[:] = actions, active
+        self._command("step", 0.0)
 
-    def _do(self, what: str, more: float) -> None:
-        if not self.members:
-            raise RuntimeError(f"{what.split()[0]} of {self.name} was called after close; make it anew.")
-        for member in self.members:
-            _tell(member, what)
-        self._await(more + self.timeout)
+    def _command(self, command: str, extra_seconds: float) -> None:
+        if not self.processes:
+            raise RuntimeError(f"{command.split()[0]} of {self.name} was called after close; make it anew.")
+        for process in self.processes:
+            _send(process, command)
+        self._await(extra_seconds + self.timeout)
 
-    def _await(self, seconds: float, kind: type[Exception] = UserError) -> None:
-        """Answers of all, each of whose environments may take so long; who gives none is an error of that `kind`."""
-        for member in self.members:
-            said = self._answer(member, seconds, kind)
-            if said is None:
+    def _await(self, seconds: float, failure: type[Exception] = UserError) -> None:
+        """Wait for all answers; each environment may take `seconds`. A process that gives none raises `failure`."""
+        for process in self.processes:
+            answer = self._receive(process, seconds, failure)
+            if answer is None:
                 continue
-            what, text = said
-            if what == "cannot":
+            kind, text = answer
+            if kind == "cannot_start":
                 raise CannotStart(text)
-            raise UserError(text) if what == "user" else RuntimeError(f"{self._which(member)} failed.\n{text}")
+            raise UserError(text) if kind == "user" else RuntimeError(f"{self._describe(process)} failed.\n{text}")
 
-    def _answer(self, member: ActorHandle, seconds: float, kind: type[Exception]) -> Any:
-        line, at, since = b"", -1, time.monotonic()
-        ready = select.poll()
-        ready.register(member.answers, select.POLLIN)
+    def _receive(self, process: EnvProcess, seconds: float, failure: type[Exception]) -> Any:
+        line, current_env, since = b"", -1, time.monotonic()
+        poll = select.poll()
+        poll.register(process.answers, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not ready.poll(1e3 * _LOOK_EVERY):
-                if int(member.at[0]) != at:  # it goes on: another environment is stepped
-                    at, since = int(member.at[0]), time.monotonic()
+            if not poll.poll(1e3 * _POLL_SECONDS):
+                if int(process.current_env[0]) != current_env:  # it progresses: another environment is stepped
+                    current_env, since = int(process.current_env[0]), time.monotonic()
                 if time.monotonic() - since > seconds:
-                    raise kind(f"{self._which(member)} hung for more than {seconds:g} seconds (--env.timeout).")
+                    raise failure(f"{self._describe(process)} hung for more than {seconds:g} seconds (--env.timeout).")
                 continue
-            part = os.read(member.answers, _READ)
-            if not part:
-                raise kind(f"{self._which(member)} {ending(member.process.wait())}.")
-            line += part
+            chunk = os.read(process.answers, _CHUNK_BYTES)
+            if not chunk:
+                raise failure(f"{self._describe(process)} {describe_exit(process.process.wait())}.")
+            line += chunk
         return json.loads(line)
 
-    def _which(self, member: ActorHandle) -> str:
-        return f"The process of {self.name}, environments {member.first} to {member.first + member.num_envs - 1},"
+    def _describe(self, process: EnvProcess) -> str:
+        return f"The process of {self.name}, environments {process.first} to {process.first + process.num_envs - 1},"
 
     def close(self) -> None:
-        """Let them close their environments, and end them; twice is fine."""
-        for member in self.members:
-            assert member.process.stdin
+        """Have the processes close their environments, and end them. A second call does nothing."""
+        for process in self.processes:
+            assert process.process.stdin
             with contextlib.suppress(BrokenPipeError):
-                member.process.stdin.close()
-        deadline = time.monotonic() + GRACE
-        for member in self.members:
+                process.process.stdin.close()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                member.process.wait(max(0.0, deadline - time.monotonic()))
-            member.process.kill()
-            member.process.wait()
-            os.close(member.answers)
-        self.members = []
+                process.process.wait(max(0.0, deadline - time.monotonic()))
+            process.process.kill()
+            process.process.wait()
+            os.close(process.answers)
+        self.processes = []
         self.memory.close()
 
 
-def _tell(member: ActorHandle, line: str) -> None:
-    assert member.process.stdin
-    with contextlib.suppress(BrokenPipeError):  # it is gone: what it does not answer says so
-        member.process.stdin.write(line.encode() + b"\n")
-        member.process.stdin.flush()
+def _send(process: EnvProcess, line: str) -> None:
+    assert process.process.stdin
+    with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer will show
+        process.process.stdin.write(line.encode() + b"\n")
+        process.process.stdin.flush()
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all processes, they are for the one that
-        signal.signal(number, signal.SIG_IGN)  # started this one
+    """Play the environments of a job until standard input closes."""
+    ignore_interrupts()
     job = json.loads(sys.stdin.readline())
     die_with_parent(job["parent"])
-    for descriptor in (job["answers"], job["fd"]):  # not for what environments start: who reads sees this process end
+    for descriptor in (job["answers"], job["fd"]):  # a program that an environment starts must not keep the pipe open
         os.set_inheritable(descriptor, False)
     envs = None
     with os.fdopen(job["answers"], "w", buffering=1) as answers:
         try:
-            envs, actions, busy = _make(job)
+            envs, actions, active = _make_envs(job)
             print("null", file=answers)
             for line in sys.stdin:
-                _obey(envs, line.split(), actions, busy, job["first"])
+                command, *arguments = line.split()
+                if command == "reset":
+                    envs.reset(int(arguments[0]), first=job["first"])
+                else:
+                    envs.step(actions, active)
                 print("null", file=answers)
-        except Differs as error:
+        except SpecMismatch as error:
             print(json.dumps(["user", str(error)]), file=answers)
         except (UserError, ImportError) as error:
-            print(json.dumps(["user" if envs else "cannot", str(error)]), file=answers)
+            print(json.dumps(["user" if envs else "cannot_start", str(error)]), file=answers)
         except Exception:
             print(json.dumps(["failed", traceback.format_exc()]), file=answers)
         finally:
@@ -196,24 +218,17 @@ def main() -> None:
                 envs.close()
 
 
-def _make(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
-    """This process's environments, whose arrays are its part of what is shared; actions and busy environments."""
+def _make_envs(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
+    """Return this process's environments with its part of the shared arrays, its actions, and which are active."""
     views = SharedLayout.from_json(job["layout"]).views(Memory.attach(job["fd"], job["bytes"]))
-    at = views.pop("at")[job["number"] : job["number"] + 1]
-    mine: dict[str, Any] = {k: v[job["first"] : job["first"] + job["num_envs"]] for k, v in views.items()}
+    current_env = views.pop("current_env")[job["number"] : job["number"] + 1]
+    own: dict[str, Any] = {k: v[job["first"] : job["first"] + job["num_envs"]] for k, v in views.items()}
     rules = make_rules(job["env"], job["options"], job["time_limit"])
     check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
     envs = GymEnvs(rules.game, rules.config, job["num_envs"], job["time_limit"])
-    actions, busy = mine.pop("actions"), mine.pop("busy")
-    vars(envs).update(mine, current_env=at)
-    return envs, actions, busy
-
-
-def _obey(envs: GymEnvs, words: list[str], actions: Any, busy: Any, first: int) -> None:
-    if words[0] == "reset":
-        envs.reset(int(words[1]), first=first)
-    else:
-        envs.step(actions, busy)
+    actions, active = own.pop("actions"), own.pop("active")
+    vars(envs).update(own, current_env=current_env)
+    return envs, actions, active
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an actor says of a step of its environments: the fields of a row in its ring."""
+"""Fields of a row: one step of an actor's environments, as it travels through a shared ring."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from redline.core.records import Spec
 from redline.envs.gym_envs import frame_shape
 
-# Of the environments, by the names they have there, (K,) each: what is learned from, and what is told of episodes.
-LEARNED = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
-TOLD = {
+# Arrays of GymEnvs by name, (K,) each: the results learners need, and those that episode statistics need.
+STEP_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
+EPISODE_FIELDS = {
     "episode_over": np.bool_,
     "lost": np.bool_,
     "won": np.bool_,
@@ -20,40 +20,41 @@ TOLD = {
     "score": np.float64,
     "episode_return": np.float64,
 }
+ENV_FIELDS = ("final_obs", *STEP_FIELDS, *EPISODE_FIELDS)  # copied from GymEnvs after a step
 
-ENDS = ("terminated", "truncated")  # where `final` is not what the next row sees
-
-FROM_ENVS = ("final_obs", *LEARNED, *TOLD)
+END_FLAGS = ("terminated", "truncated")  # where neither is set, `final_obs` equals `obs` of the next row
 
 
 def row_fields(spec: Spec, num_envs: int, outputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shape and dtype of each, by name."""
-    frame, seen = frame_shape(spec), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
+    """Return shape and dtype of each field by name; `outputs` are the algorithm's POLICY_OUTPUTS."""
+    frame, obs_dtype = frame_shape(spec), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
     return {
-        "obs": ((num_envs, *frame), seen),
+        "obs": ((num_envs, *frame), obs_dtype),
         "episode_start": ((num_envs,), np.bool_),  # obs is the first of an episode
         "action": ((num_envs,), np.int64),
-        **{f"out.{name}": ((num_envs,), np.float32) for name in outputs},  # what the behaviour policy said of it
-        "final_obs": ((num_envs, *frame), seen),  # what was seen then, before any reset
-        **{name: ((num_envs,), dtype) for name, dtype in (LEARNED | TOLD).items()},
-        "version": ((), np.int64),  # of the policy
+        **{f"out.{name}": ((num_envs,), np.float32) for name in outputs},  # outputs of the behaviour policy
+        "final_obs": ((num_envs, *frame), obs_dtype),  # observation after the action, before any reset
+        **{name: ((num_envs,), dtype) for name, dtype in (STEP_FIELDS | EPISODE_FIELDS).items()},
+        "version": ((), np.int64),  # of the policy's weights
     }
 
 
-def plain_spec(spec: Spec) -> dict[str, Any]:
-    """What of it must be the same wherever the environment is made."""
+def spec_to_json(spec: Spec) -> dict[str, Any]:
+    """Return the parts of a spec that must be the same in every process."""
     return {"shape": list(spec.obs_shape), "dtype": str(spec.obs_dtype), "actions": spec.num_actions}
 
 
-class Differs(Exception):
-    """An environment is another in an actor than where the learner was made."""
+class SpecMismatch(Exception):
+    """An environment has another spec in a child process than in the learner's."""
 
 
-def check_spec(env: str, found: Spec, expected: dict[str, Any]) -> None:
-    """Refuse an environment that is another here than where the learner was made."""
-    mine = plain_spec(found)
-    if mine != expected:
-        differ = "; ".join(
-            f"{k} {mine[k]} in the actor, {expected[k]} in the learner" for k in mine if mine[k] != expected[k]
+def check_spec(env: str, spec: Spec, expected: dict[str, Any]) -> None:
+    """Raise SpecMismatch if `spec` differs from the learner's, as `spec_to_json` gave it."""
+    actual = spec_to_json(spec)
+    if actual != expected:
+        differences = "; ".join(
+            f"{k} {actual[k]} in the actor, {expected[k]} in the learner" for k in actual if actual[k] != expected[k]
         )
-        raise Differs(f"{env} is not the same everywhere: {differ}. It must not depend on the process that makes it.")
+        raise SpecMismatch(
+            f"{env} is not the same in every process: {differences}. Its spaces must not depend on the process that makes it."
+        )

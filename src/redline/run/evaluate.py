@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from redline import recipes
-from redline.collect.actor_supervisor import CannotStart
+from redline.collect.child_process import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
 from redline.core import random
 from redline.core.errors import UserError

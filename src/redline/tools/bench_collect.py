@@ -210,7 +210,7 @@ def _measured(session: Session, seconds: float) -> dict[str, float]:
     def played() -> int:
         collector = session.collector
         if isinstance(collector, ActorCollector):
-            return sum(status.steps for status in collector.statuses)
+            return collector.env_steps_played
         return session.env_steps
 
     session.iterate(2)
@@ -361,7 +361,7 @@ def _carried(processes: list[Any], take: Callable[[], int], seconds: float) -> f
 
 def _write_rows(ring: SharedRing) -> None:
     """Rows of CartPole as an actor writes them, for ever."""
-    values = {k: np.ones(shape, dtype) for k, (shape, dtype) in ring.plan.row.fields.items()}
+    values = {k: np.ones(shape, dtype) for k, (shape, dtype) in ring.spec.row.fields.items()}
     while True:
         row = ring.open()
         if row is None:

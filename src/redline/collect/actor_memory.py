@@ -1,0 +1,103 @@
+"""The block of memory shared with all actors: control flags, weights, and each actor's status and rings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redline.collect.actor_job import GroupJob
+from redline.collect.actor_status import ActorStatus
+from redline.collect.row_format import END_FLAGS, row_fields
+from redline.collect.shared_memory import LINE, Memory, SharedLayout
+from redline.collect.shared_ring import SharedRing, SharedRingSpec
+from redline.collect.shared_weights import SharedWeights
+from redline.core.records import Spec
+
+
+class Control:
+    """Flags that the learner's process sets and actors read."""
+
+    def __init__(self, memory: Memory, offset: int) -> None:
+        self._values = memory.array(offset, (2,), np.float64)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether actors are to end."""
+        return bool(self._values[0])
+
+    def stop(self) -> None:
+        self._values[0] = 1.0
+
+    @property
+    def progress(self) -> float:
+        """Fraction of training done, 0 to 1."""
+        return float(self._values[1])
+
+    @progress.setter
+    def progress(self, progress: float) -> None:
+        self._values[1] = progress
+
+
+class ActorMemory:
+    """Allocates everything at once: `control`, `weights`, a status per actor, a ring per group of environments.
+
+    control | weights | status, ring, ring of actor 0 | status, ring, ring of actor 1 | …
+    """
+
+    control_offset = 0
+    weights_offset = LINE
+
+    def __init__(
+        self,
+        spec: Spec,
+        outputs: tuple[str, ...],
+        groups: list[list[tuple[int, int]]],
+        capacity: int,
+        weights_bytes: int,
+        drop_oldest: bool,
+        check: bool,
+    ) -> None:
+        """`groups` lists, for each actor, (first environment, count) of its groups; `capacity` is in rows of a ring."""
+        end = self.weights_offset + SharedWeights.layout(weights_bytes).bytes
+        statuses: list[tuple[int, int]] = []  # offset, environments
+        self.jobs: list[tuple[GroupJob, ...]] = []  # the groups of each actor's job
+        ring_specs = []
+        for actor_groups in groups:
+            statuses.append((end, sum(count for _, count in actor_groups)))
+            end += ActorStatus.layout(statuses[-1][1]).bytes
+            jobs = []
+            for first, count in actor_groups:
+                row = SharedLayout(row_fields(spec, count, outputs))
+                ring_spec = SharedRingSpec(row, capacity, drop_oldest, check, "final_obs", END_FLAGS)
+                ring_specs.append((end, ring_spec))
+                jobs.append(GroupJob(first, count, end, ring_spec.to_json()))
+                end += ring_spec.layout.bytes
+            self.jobs.append(tuple(jobs))
+        self.memory = Memory.create(end)
+        self.control = Control(self.memory, self.control_offset)
+        self.weights = SharedWeights(self.memory, self.weights_offset, weights_bytes, check=check)
+        self.status_offsets = [offset for offset, _ in statuses]
+        self.statuses = [ActorStatus(self.memory, *place) for place in statuses]
+        self.rings = [SharedRing(self.memory, offset, ring_spec) for offset, ring_spec in ring_specs]
+        self.slices = [
+            slice(first, first + count) for own in groups for first, count in own
+        ]  # of each ring's environments
+        rings = iter(self.rings)
+        self.rings_of = [[next(rings) for _ in own] for own in groups]  # of each actor
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+def split_envs(num_envs: int, actors: int, groups_per_actor: int) -> list[list[tuple[int, int]]]:
+    """Return, for each actor, its groups of environments as (first, count). No group is empty.
+
+    With central inference an actor has two groups: one steps while the other waits for actions.
+    """
+    split, first = [], 0
+    for own in np.array_split(np.arange(num_envs), actors):
+        groups = []
+        for group in np.array_split(own, min(groups_per_actor, len(own))):
+            groups.append((first, len(group)))
+            first += len(group)
+        split.append(groups)
+    return split

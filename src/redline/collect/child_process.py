@@ -1,0 +1,47 @@
+"""Child processes that play environments: their environment variables, their lifetime, and how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+START_SECONDS = 120.0  # allowed for making environments, on top of the time a step may take
+GRACE_SECONDS = 2.0  # allowed for a child to stop by itself before it is killed
+_PR_SET_PDEATHSIG = 1
+
+
+class CannotStart(Exception):
+    """The environments cannot be made in processes of their own."""
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment variables of a child: one thread, and this process's module search path."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def ignore_interrupts() -> None:
+    """Ignore signals that a terminal sends to the whole process group: the parent handles them and then ends its children."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the system kill this process when `parent` ends, even while an environment is stuck in a step (Linux only)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def describe_exit(status: int) -> str:
+    """Say how a process with this return code ended, as the end of a sentence."""
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"was ended by signal {-status}"
+    return "raised an exception" if status == 1 else f"ended with exit status {status}"

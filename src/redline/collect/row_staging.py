@@ -1,0 +1,137 @@
+"""Staging: rows of all rings side by side on the host and, for a GPU, their copies on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+from redline.collect.shared_memory import Array, Backoff
+from redline.collect.shared_ring import SharedRing
+
+_LONG_WAIT_NS = 10_000_000_000
+
+
+class RowStaging:
+    """Rows of all environments, (rows, N, …) by field, moved many at a time.
+
+    The newest row stays staged until the next has come: only then is it known whether that one continues it. Where an actor was
+    replaced or rows were dropped it does not, and the row is truncated there: no sample spans the break.
+    """
+
+    def __init__(
+        self,
+        rings: Sequence[SharedRing],
+        slices: Sequence[slice],
+        fields: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
+        device_fields: Iterable[str],
+        min_rows: int,
+        device: torch.device,
+        check: Callable[[], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        """`slices` are the environments of each ring. `min_rows` are moved at least; `check` raises if none will come."""
+        self.rings, self.min_rows, self.check, self.notify = rings, min_rows, check, notify
+        self.capacity = rings[0].capacity + 1  # a ring's rows, and the one that stays
+        pinned = device.type == "cuda"
+        fields = {**fields, "version": ((len(rings),), np.int64)}
+        self.arrays = {
+            name: _host_array((self.capacity, *shape), dtype, pinned) for name, (shape, dtype) in fields.items()
+        }
+        self.parts = [  # views of each ring's environments
+            {name: array[:, ring] if name == "version" else array[:, envs] for name, array in self.arrays.items()}
+            for ring, envs in enumerate(slices)
+        ]
+        self.host = {name: torch.from_numpy(self.arrays[name]) for name in device_fields}
+        self.device = {k: x.to(device, copy=True) for k, x in self.host.items()} if pinned else self.host
+        self.stream = torch.cuda.Stream(device) if pinned else None
+        self.copied = torch.cuda.Event() if pinned else None
+        self.breaks: list[list[int]] = [
+            [] for _ in rings
+        ]  # numbers of rows that do not continue the row before, by ring
+        self.rows = self.position = 0  # rows staged, and the one to learn from next; the last row stays
+        self.wait_ns = self.move_ns = 0.0
+
+    def next_row(self) -> int:
+        """Return the index of the next row to learn from; the row after it is staged, too."""
+        if self.position + 1 >= self.rows:
+            self._refill()
+        self.position += 1
+        return self.position - 1
+
+    def add_break(self, ring: SharedRing) -> None:
+        """Note that the next row of a ring comes from another process than those before."""
+        self.breaks[self.rings.index(ring)].append(ring.written)
+
+    def _refill(self) -> None:
+        """Move more rows of all rings here, after waiting until there are enough."""
+        if self.copied is not None:
+            self.copied.synchronize()  # the rows before have left the host
+        if self.rows:  # the row that stayed becomes the first
+            for array in self.arrays.values():
+                array[0] = array[self.rows - 1]
+        start = min(self.rows, 1)
+        began = time.perf_counter_ns()
+        available = self._wait(self.min_rows + 1 - start, began)
+        ready = time.perf_counter_ns()
+        count = min(available, self.capacity - start)
+        for ring in range(len(self.rings)):
+            self.move(ring, count, start)
+        self.rows, self.position = start + count, 0
+        self._copy_to_device()
+        self.wait_ns += ready - began
+        self.move_ns += time.perf_counter_ns() - ready
+
+    def _wait(self, count: int, began: int) -> int:
+        """Wait until every ring has `count` rows; return how many each has at least."""
+        backoff, notified = Backoff(), False
+        while (available := min(ring.available() for ring in self.rings)) < count:
+            self.check()
+            backoff.sleep()
+            if not notified and time.perf_counter_ns() - began > _LONG_WAIT_NS:
+                self.notify("Waiting for the environments: no actor has delivered a step for ten seconds.")
+                notified = True
+        return available
+
+    def _copy_to_device(self) -> None:
+        if self.stream is None or self.copied is None:
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())  # the learner has read the rows before
+        with torch.cuda.stream(self.stream):
+            for name, tensor in self.device.items():
+                tensor[: self.rows].copy_(self.host[name][: self.rows], non_blocking=True)
+            self.copied.record()
+        torch.cuda.current_stream().wait_event(self.copied)
+
+    def move(self, index: int, rows: int, start: int) -> None:
+        """Move `rows` rows of one ring to the rows from `start` on; truncate the row before each break."""
+        ring, part, breaks = self.rings[index], self.parts[index], self.breaks[index]
+        moved = 0
+        while moved < rows:
+            here = start + moved
+            copied = ring.take(rows - moved, part, here, breaks)
+            if not copied:  # all overwritten while they were copied
+                self.check()
+                time.sleep(0)
+                continue
+            first = ring.next - copied
+            starts = [here] if ring.skipped else []  # staged rows that do not continue the one before
+            while breaks and breaks[0] < ring.next:
+                starts.append(here + max(0, breaks.pop(0) - first))
+            for row in starts:
+                part["episode_start"][row] = True  # its frame stack must not hold frames from before the break
+                if row:
+                    part["truncated"][row - 1] |= ~part["terminated"][row - 1]
+            moved += copied
+
+
+def _host_array(shape: tuple[int, ...], dtype: DTypeLike, pinned: bool) -> Array:
+    """Return zeros, in page-locked memory for a GPU to copy from."""
+    if not pinned:
+        return np.zeros(shape, dtype)
+    torch_dtype = torch.from_numpy(np.zeros(1, dtype)).dtype
+    array: Array = torch.zeros(shape, dtype=torch_dtype, pin_memory=True).numpy()
+    return array
