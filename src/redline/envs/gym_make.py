@@ -65,7 +65,8 @@ def _make(name: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
                     f"{_PREFIX}{name} needs a package that is missing here; install it: pip install 'redline[{extra}]'."
                 ) from error
     try:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(name, render_mode=render_mode)
+        options: dict[str, Any] = {"render_mode": render_mode} if render_mode else {}  # not every constructor takes one
+        env: gymnasium.Env[Any, Any] = gymnasium.make(name, **options)
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # unknown, or something is missing: it says so
         raise UserError(f"{_PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except TypeError as error:
