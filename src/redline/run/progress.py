@@ -1,19 +1,27 @@
-"""What a person sees while a run goes on: a live panel on a terminal, plain lines elsewhere. All on standard error."""
+"""Progress on standard error: a live panel on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
-_PLAIN_EVERY = 10.0  # seconds between plain lines
+_PLAIN_SECONDS = 10.0  # between two plain lines
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40  # characters of a sparkline
+_BAR_WIDTH = 40
 
 
 def quantity(number: float) -> str:
@@ -31,12 +39,23 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """`values` as a line of at most `width` bars, each the mean of its part: [1, 2, 3] -> ▁▅█."""
+    count = min(width, len(values))
+    if not count:
+        return ""
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_SPARKS[round((len(_SPARKS) - 1) * (x - low) / span)] if span else _SPARKS[0] for x in means)
+
+
 def device_use(device: torch.device) -> dict[str, float]:
-    """GPU use in percent (where NVML answers) and memory in GB; of the process on a CPU."""
+    """Memory in GB and, if NVML answers, use of the GPU in percent; on a CPU the memory of the process."""
     if device.type != "cuda":
         return {"memory_gb": psutil.Process().memory_info().rss / 2**30}
     use = {"memory_gb": torch.cuda.memory_reserved(device) / 2**30}
-    with contextlib.suppress(Exception):  # no NVML bindings, or a driver that does not tell: the run goes on without
+    with contextlib.suppress(Exception):  # no NVML bindings, or a driver without figures: leave it out
         use["gpu_percent"] = float(torch.cuda.utilization(device))
     return use
 
@@ -47,54 +66,116 @@ class _Console(Console):
 
 
 class Progress:
-    """Shows log records; messages stand above the panel."""
+    """Messages, the current activity and log records.
+
+    On a terminal a panel shows title, activity, progress bar with the time left, score and figures; messages stand above
+    it. In a pipe a record is a line every ten seconds, and so is the time of an activity that shows no records.
+    """
 
     def __init__(self, title: str, score_name: str, phases: int = 0) -> None:
         """`phases`: of the curriculum, 0 without one."""
         self.title, self.score_name, self.phases = title, score_name, phases
         self.console = _Console(file=sys.stderr, highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
-        self.last_line = 0.0
-        if self.live:
-            self.live.start()
+        self._activity, self._activity_started = "", time.monotonic()
+        self._fraction: float | None = None  # of the current activity, None: unknown
+        self._detail = ""  # of the activity: time left, or a count
+        self._scores: list[float] = []
+        self._figures: dict[str, str] = {}
+        self._last_line = -_PLAIN_SECONDS
+        self._closed = threading.Event()
+        self._live: Live | None = None
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._live = Live(
+                console=self.console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=False
+            )
+            self._live.start()
+        else:
+            threading.Thread(target=self._report_activity, name="progress", daemon=True).start()
 
     def say(self, text: str) -> None:
+        """Print a message."""
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def show(self, record: dict[str, Any], progress_done: float, seconds_left: float | None) -> None:
-        """One log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
-        parts = {
+    def start_activity(self, name: str) -> None:
+        """Show from now on what is being done, with the time it takes."""
+        self._activity, self._activity_started = name, time.monotonic()
+        self._fraction, self._detail = None, ""
+        self._last_line = time.monotonic() if name != "Training" else -_PLAIN_SECONDS
+
+    def count(self, done: int, total: int, unit: str) -> None:
+        """Show how much of the activity is done."""
+        self._fraction, self._detail = done / total, f"{done:,} of {total:,} {unit}"
+
+    def show(self, record: dict[str, Any], fraction: float, seconds_left: float | None) -> None:
+        """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
+        self._fraction = min(fraction, 1.0)
+        self._detail = f"{duration(seconds_left)} left" if seconds_left is not None else ""
+        left = duration(seconds_left) if seconds_left is not None else "-"
+        self._figures = self._describe(record, f"{100 * self._fraction:.0f} %", left)
+        if "score" in record:
+            self._scores.append(record["score"])
+        if self._live is None and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            self.say("  ".join(f"{name} {value}" for name, value in self._figures.items()))
+
+    def close(self) -> None:
+        """Stop refreshing; the panel stays as it is."""
+        self._closed.set()
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _describe(self, record: dict[str, Any], done: str, left: str) -> dict[str, str]:
+        """The figures of a log record, by name."""
+        figures = {
             "steps": quantity(record["env_steps"]),
             "steps/s": quantity(record["env_steps_per_second"]),
             "samples/s": quantity(record["samples_per_second"]),
             self.score_name: f"{record['score']:.2f}" if "score" in record else "-",
             "loss": f"{record['loss']:.4f}" if "loss" in record else "-",
             "memory": f"{record['memory_gb']:.1f} GB",
-            "done": f"{100 * min(progress_done, 1):.0f} %",
-            "left": duration(seconds_left) if seconds_left is not None else "-",
+            "done": done,
+            "left": left,
         }
         if self.phases:
-            parts["phase"] = f"{record['phase']} {record['phase_number']}/{self.phases}"
+            figures["phase"] = f"{record['phase']} {record['phase_number']}/{self.phases}"
         if "actor_busy" in record:
-            parts["actors"] = f"{100 * record['actor_busy']:.0f} % busy"
-            parts["queue"] = f"{100 * record['queue']:.0f} %"
-            parts["lag"] = f"{record['policy_lag']:.1f}"
-            parts["waiting"] = f"{100 * record['learner_wait']:.0f} %"
+            figures["actors"] = f"{100 * record['actor_busy']:.0f} % busy"
+            figures["queue"] = f"{100 * record['queue']:.0f} %"
+            figures["lag"] = f"{record['policy_lag']:.1f}"
+            figures["waiting"] = f"{100 * record['learner_wait']:.0f} %"
             if record["drops"]:
-                parts["dropped"] = quantity(record["drops"])
+                figures["dropped"] = quantity(record["drops"])
         if "gpu_percent" in record:
-            parts["GPU"] = f"{record['gpu_percent']:.0f} %"
-        if self.live:
-            table = Table(title=self.title, title_style="bold")
-            for name in parts:
-                table.add_column(name, justify="right")
-            table.add_row(*parts.values())
-            self.live.update(table, refresh=True)
-        elif time.monotonic() - self.last_line >= _PLAIN_EVERY:
-            self.last_line = time.monotonic()
-            self.say("  ".join(f"{name} {value}" for name, value in parts.items()))
+            figures["GPU"] = f"{record['gpu_percent']:.0f} %"
+        return figures
 
-    def close(self) -> None:
-        if self.live:
-            self.live.stop()
-            self.live = None
+    def _panel(self) -> Group:
+        """The live panel. Called by the refreshing thread, four times a second."""
+        fraction = self._fraction
+        row = Table.grid(padding=(0, 2))
+        row.add_row(
+            Text(self._activity, style="bold"),
+            ProgressBar(total=1.0, completed=fraction or 0.0, width=_BAR_WIDTH, pulse=fraction is None),
+            f"{100 * fraction:3.0f} %" if fraction is not None else "",
+            duration(time.monotonic() - self._activity_started),
+            self._detail,
+        )
+        lines: list[Any] = [Text(self.title, style="bold"), row] if self._activity else [Text(self.title, style="bold")]
+        if self._scores:
+            score = self._figures.get(self.score_name, "-")
+            lines.append(Text(f"{self.score_name} {score}  {sparkline(self._scores)}"))
+        elsewhere = (self.score_name, "done", "left")  # shown in the lines above
+        if figures := {name: value for name, value in self._figures.items() if name not in elsewhere}:
+            lines.append(Text("  ".join(f"{name} {value}" for name, value in figures.items())))
+        return Group(*lines)
+
+    def _report_activity(self) -> None:
+        """In a pipe: a line every ten seconds about an activity that shows no records."""
+        while not self._closed.wait(1.0):
+            if self._activity and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+                elapsed = time.monotonic() - self._activity_started
+                if self._activity != "Training":
+                    self._last_line = time.monotonic()
+                    detail = f", {self._detail}" if self._detail else ""
+                    self.say(f"{self._activity}: {duration(elapsed)} so far{detail}.")

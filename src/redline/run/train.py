@@ -1,379 +1,226 @@
-"""Training: the only loop. It names no game and no algorithm."""
+"""Train an agent: the loop, and the run folder around it. It names no game, no algorithm and no replay kind."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-import signal
-import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 import torch
 
-from redline import replay
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
-from redline.run import device_choice
+from redline.run import device_choice, final_evaluation, resume
+from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.config import Plan, Settings
-from redline.run.evaluate import Policy, evaluate, greedy
+from redline.run.opening import finished_line, opening_lines
 from redline.run.progress import Progress, device_use, quantity
-from redline.run.run_folder import Metrics, read_config, write_config, write_json
+from redline.run.run_folder import RESULT, Metrics, write_config, write_json
 from redline.run.session import Session
+from redline.run.signals import StopSignals
 
-_LOG_SECONDS = 1.0  # aimed at between log points
-_EVAL_STEPS = 4_000  # of a slot in the evaluation at the end: an agent that never loses must not play for ever
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}  # by `stopped_by`; 0 for a limit
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run: its folder and its results, by the names of `--json`."""
+    """A trained run: its folder and its results, named as the fields of `--json`."""
 
     path: Path
     result: dict[str, Any]
 
 
 def train(settings: Settings) -> Run:
-    """Train as `settings` ask, continuing the run folder's newest checkpoint unless told otherwise."""
-    if settings.deterministic:  # without it cuBLAS refuses; it looks once, and measuring devices uses it already
+    """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs."""
+    if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plan = device_choice.decide(settings)
     deterministic = torch.are_deterministic_algorithms_enabled()
     prepare_run_dir(plan.run_dir)
-    phases = len(plan.curriculum.phases) if plan.curriculum else 0
-    progress = Progress(f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}", _score_name(plan), phases)
+    progress = Progress(
+        f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
+        plan.rules.game.spec(plan.rules.config).score_name,
+        len(plan.curriculum.phases) if plan.curriculum else 0,
+    )
     try:
         with RunLock(plan.run_dir, notify=progress.say) as lock:
-            if settings.deterministic:
-                torch.use_deterministic_algorithms(True)
+            torch.use_deterministic_algorithms(deterministic or settings.deterministic)
             return _train(plan, lock, progress)
     except torch.OutOfMemoryError as error:
-        less = " or less --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
-        raise UserError(
-            f"{plan.device} ran out of memory; take fewer games (--num-envs, now {plan.num_envs:,}), a smaller batch "
-            f"(--batch-size, now {plan.algo_config.batch_size:,}){less}."
-        ) from error
+        raise _out_of_memory(plan) from error
     finally:
         torch.use_deterministic_algorithms(deterministic)
         progress.close()
 
 
 def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
-    for line in _opening(plan):
-        progress.say(line)
-    checkpoints = Checkpoints(
-        plan.run_dir, lock=lock, config_hash=plan.identity_hash, env_hash=plan.identity_hash, notify=progress.say
-    )
-    if plan.settings.resume != "never" and (plan.run_dir / "config.json").exists():
-        _check_same_run(plan, read_config(plan.run_dir), progress)
-    session = _begin(plan, progress)  # before checkpoints are moved aside: settings that do not fit are found here
-    try:
-        return _run(plan, session, checkpoints, progress)
-    finally:
-        session.close()
-
-
-def _begin(plan: Plan, progress: Progress) -> Session:
-    """Return a session. A run that starts anew does not inherit the replay files of the previous one."""
-    backups = {plan.run_dir / name: plan.run_dir / f".old-{name}" for name in replay.run_files()}
-    moved = {file: old for file, old in backups.items() if plan.settings.resume == "never" and file.exists()}
-    for file, old in moved.items():
-        file.rename(old)
-    try:
-        session = Session(plan, progress.say)
-    except BaseException:
-        for file, old in moved.items():
-            file.unlink(missing_ok=True)
-            old.rename(file)
-        raise
-    for old in backups.values():
-        old.unlink(missing_ok=True)
-    return session
-
-
-def _run(plan: Plan, session: Session, checkpoints: Checkpoints, progress: Progress) -> Run:
-    found = _find_checkpoint(plan, checkpoints)
-    seconds, episodes, compiling = 0.0, 0, 0.0
-    if found:
-        session.load(found.tensors, found.state["session"])
-        seconds, episodes = found.state["seconds"], found.state["episodes"]
-        compiling = found.state.get("compiling", 0.0)
-        progress.say(f"Continuing {plan.run_dir} from {found.path.name} ({quantity(session.env_steps)} steps).")
-    write_config(plan.run_dir, plan.describe())
-    metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
-
-    started = time.monotonic() - seconds
-    steps_before, samples_before, seconds_before = session.env_steps, session.samples_trained, seconds
-    saved_at = time.monotonic()
-    first_update: float | None = None
-    chunk, updates_logged = 1, session.updates
-    first_chunk = True
-    record: dict[str, Any] = {}
-
-    def save(background: bool) -> None:
-        state = {"session": session.counters(), "seconds": time.monotonic() - started, "episodes": episodes}
-        state["compiling"] = compiling
-        tensors, everything = session.tensors(replay=plan.settings.save_replay), session.tensors()
-        checkpoints.save(
-            session.env_steps,
-            tensors,
-            state,
-            score=record.get("score"),
-            resume_level=_resume_level(session, tensors.keys() == everything.keys()),
-            background=background,
-        )
-
-    with _Signals() as signals:
-        stopped_by = _reached(plan, session, episodes, time.monotonic() - started)
-        if stopped_by:
-            progress.say(f"This run has reached its limit of {stopped_by} already; give a higher one to go on.")
-        while not stopped_by:
-            # Play and learn: nothing here waits for the device.
-            session.progress = min(_progress_done(plan, session, episodes, time.monotonic() - started, compiling), 1.0)
-            count = _iterations_allowed(plan, session, chunk)
-            chunk_started, steps_started, samples_started = time.monotonic(), session.env_steps, session.samples_trained
-            try:
-                session.iterate(count)
-            except ActorsLost as error:  # what was learned until then is kept
-                progress.say(str(error))
-                stopped_by = "actors"
-                break
-
-            # Log: the one look at the device.
-            episode_stats = session.collector.episode_stats.read()
-            now = time.monotonic()
-            took = max(now - chunk_started, 1e-9)
-            compiling += took if first_chunk else 0.0
-            first_chunk = False
-            if first_update is None and session.updates > updates_logged:
-                first_update = time.time() - psutil.Process().create_time()
-            episodes += int(episode_stats["episodes"])
-            record = {
-                "env_steps": session.env_steps,
-                "updates": session.updates,
-                "samples_trained": session.samples_trained,
-                "seconds": now - started,
-                **session.describe_phase(),
-                "env_steps_per_second": (session.env_steps - steps_started) / took,
-                "samples_per_second": (session.samples_trained - samples_started) / took,
-                **episode_stats,
-                **session.read_metrics(session.updates - updates_logged),
-                **device_use(plan.device),
-            }
-            updates_logged = session.updates
-            metrics.write(record)
-            fraction_done = _progress_done(plan, session, episodes, now - started)
-            left = (now - started) * max(1 / fraction_done - 1, 0) if fraction_done > 0 else None
-            progress.show(record, fraction_done, left)
-            chunk = _next_chunk(chunk, took)
-
-            # Once in a while: a checkpoint, written beside training.
-            if now - saved_at >= 60 * plan.settings.checkpoint_minutes:
-                save(background=True)
-                saved_at = now
-            stopped_by = signals.caught or _reached(plan, session, episodes, now - started)
-
-        seconds = time.monotonic() - started
-        checkpoints.wait()
-        if checkpoints.last_step != session.env_steps:
-            save(background=False)
-    metrics.close()
-
-    spent = max(seconds - seconds_before, 1e-9)
-    result: dict[str, Any] = {
-        "env": plan.settings.env,
-        "algo": plan.settings.algo,
-        "device": str(plan.device),
-        "run": str(plan.run_dir),
-        "env_steps": session.env_steps,
-        "updates": session.updates,
-        "samples_trained": session.samples_trained,
-        "episodes": episodes,
-        "seconds": seconds,
-        "env_steps_per_second": (session.env_steps - steps_before) / spent,
-        "samples_per_second": (session.samples_trained - samples_before) / spent,
-        "seconds_to_first_update": first_update,
-        "stopped_by": stopped_by,
-        "settings": plan.describe(),
-    }
-    if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
-        progress.say(
-            f"Evaluating: {plan.settings.eval_episodes} greedy games on held-out seeds, at most {_EVAL_STEPS:,} steps each."
-        )
-        session.stop_playing()  # cores are for evaluation now
-        outcome = evaluate(
-            plan.rules,
-            _agent(plan, session),
-            plan.settings.eval_episodes,
-            plan.device,
-            slot_steps=_EVAL_STEPS,
-            compile=plan.compile,
-            graph=plan.graph,
-            notify=progress.say,
-        ).summary()
-        result |= {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in outcome.items()}
-        result["eval_max_steps"] = _EVAL_STEPS
-        result["winnable"] = plan.rules.game.spec(plan.rules.config).winnable
-    write_json(plan.run_dir / "result.json", result)
+    """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
+    notes = resume.check_run_folder(plan)
+    identity = plan.identity_hash
+    checkpoints = Checkpoints(plan.run_dir, lock=lock, config_hash=identity, env_hash=identity, notify=progress.say)
+    if finished := resume.finished_result(plan, checkpoints):
+        progress.say(finished_line(plan, finished))
+        return Run(plan.run_dir, finished)
+    with closing(resume.open_session(plan, progress.say)) as session:
+        checkpoint = resume.load_checkpoint(plan, checkpoints)
+        trainer = Trainer(plan, session, checkpoints, progress, checkpoint)
+        write_config(plan.run_dir, plan.describe())
+        for line in (*notes, *opening_lines(plan)):
+            progress.say(line)
+        stopped_by = trainer.run()
+        result = trainer.result(stopped_by)
+        write_json(plan.run_dir / RESULT, result)  # before the evaluation, which may be interrupted
+        if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
+            result |= final_evaluation.evaluate_session(plan, session, progress)
+            write_json(plan.run_dir / RESULT, result)
+            if hint := final_evaluation.sampling_hint(plan, result, trainer.last_score):
+                progress.say(hint)
     return Run(plan.run_dir, result)
 
 
-def _resume_level(session: Session, whole: bool) -> str:
-    """How much of a run its checkpoint brings back: all of it, all but the CPU environments, or the learner."""
-    return "L1" if not whole else "L3" if session.collector.restores_episodes else "L2"
+class Trainer:
+    """A session with its budget, clock, log and checkpoints. `run` is the training loop."""
 
+    def __init__(
+        self,
+        plan: Plan,
+        session: Session,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """Continue from `checkpoint`, or start at zero."""
+        self.plan, self.session, self.checkpoints, self.progress = plan, session, checkpoints, progress
+        self.budget = Budget(plan.settings.steps, plan.settings.episodes, plan.minutes)
+        state: dict[str, Any] = checkpoint.state if checkpoint else {"seconds": 0.0, "preparation": 0.0, "episodes": 0}
+        if checkpoint:
+            session.load(checkpoint.tensors, state["session"])
+            steps = quantity(session.env_steps)
+            progress.say(f"Continuing {plan.run_dir} from {checkpoint.path.name} ({steps} steps).")
+        self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
+        self.episodes: int = state["episodes"]
+        self.clock = Clock(state["seconds"], state["preparation"])
+        self.first_update: float | None = None  # seconds from the start of the process
+        self.last_score: float | None = None  # mean of the last log point at which an episode had ended
+        self._score: float | None = None  # of the newest log record, for the choice of the best checkpoint
+        self._steps_before, self._samples_before = session.env_steps, session.samples_trained
+        self._logged_updates = session.updates
 
-def _agent(plan: Plan, session: Session) -> Policy:
-    """The greedy policy as `redline eval` will load it: in float32, whatever training ran in."""
-    spec = plan.rules.game.spec(plan.rules.config)
-    model = session.tensors(replay=False)["model"]
-    return greedy(plan.algo.policy_network(spec, plan.algo_config, model).to(plan.device), plan.device)
+    def run(self) -> str:
+        """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
+        plan, session, saved_at, chunk = self.plan, self.session, time.monotonic(), 1
+        self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
+        with StopSignals() as signals:
+            stopped_by = self.budget.reached(*self._used())
+            while not stopped_by:
+                # One step: play and learn for about a second. With tensor games nothing here waits for the device.
+                session.progress = min(self.budget.progress(*self._used()), 1.0)
+                before = time.monotonic(), session.env_steps, session.samples_trained
+                try:
+                    session.iterate(self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration))
+                except ActorsLost as error:  # everything learned until now is saved
+                    self.progress.say(str(error))
+                    stopped_by = "actors"
+                    break
 
+                # Once a step: read the metrics, the one look at the device.
+                seconds = self._log(*before)
+                chunk = next_chunk(chunk, seconds)
 
-def _score_name(plan: Plan) -> str:
-    return plan.rules.game.spec(plan.rules.config).score_name
+                # Once in a while: a checkpoint, written while training goes on.
+                if time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes:
+                    self._save(background=True)
+                    saved_at = time.monotonic()
 
+                stopped_by = signals.caught or self.budget.reached(*self._used())
+            self.clock.stop()
+            self.checkpoints.wait()
+            if self.checkpoints.last_step != session.env_steps:
+                self.progress.start_activity("Saving")
+                self._save(background=False)
+        self.metrics.close()
+        return stopped_by
 
-def _opening(plan: Plan) -> list[str]:
-    machine = plan.hardware
-    lines = [
-        f"Training {plan.settings.env} with {plan.settings.algo} on {machine.name} ({plan.device}): "
-        f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
-        f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
-    ]
-    if plan.settings.device == "auto" and torch.cuda.is_available():
-        lines.append(f"Device {plan.device}: {plan.reasons['device']}.")
-    if not plan.compile and plan.settings.compile is None:
-        lines.append(f"Running without compilation: {plan.reasons['compile']}.")
-    if plan.curriculum:
-        phases = ", ".join(f"{x.name} {100 * x.start:.0f}-{100 * x.end:.0f} %" for x in plan.curriculum.phases)
-        lines.append(f"Curriculum: {phases}; evaluation plays by the run's own options.")
-    elif plan.recipe.curriculum(plan.rules.config) and plan.settings.curriculum is None:
-        lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
-    if plan.compile:
-        lines.append("Compiling; the first run on a machine takes longest.")
-    return lines
+    def _used(self) -> tuple[int, int, float]:
+        """What of the budget is used: environment steps, episodes and seconds of training."""
+        return self.session.env_steps, self.episodes, self.clock.training
 
+    def _log(self, started: float, steps: int, samples: int) -> float:
+        """Write and show a log record of the iterations since `started`; returns the seconds they took."""
+        session = self.session
+        episode_stats = session.collector.episode_stats.read()  # waits for the device
+        seconds = max(time.monotonic() - started, 1e-9)
+        self.episodes += int(episode_stats["episodes"])
+        if session.updates > self._logged_updates and self.first_update is None:
+            self.first_update = time.time() - psutil.Process().create_time()
+            self.clock.first_update()
+            self.progress.start_activity("Training")
+        record = {
+            "env_steps": session.env_steps,
+            "updates": session.updates,
+            "samples_trained": session.samples_trained,
+            "seconds": self.clock.seconds,
+            **session.describe_phase(),
+            "env_steps_per_second": (session.env_steps - steps) / seconds,
+            "samples_per_second": (session.samples_trained - samples) / seconds,
+            **episode_stats,
+            **session.read_metrics(session.updates - self._logged_updates),
+            **device_use(self.plan.device),
+        }
+        self._logged_updates = session.updates
+        self._score = record.get("score")
+        self.last_score = record.get("score", self.last_score)
+        self.metrics.write(record)
+        done = self.budget.progress(*self._used())
+        self.progress.show(record, done, seconds_left(done, self.clock.training))
+        return seconds
 
-def _find_checkpoint(plan: Plan, checkpoints: Checkpoints) -> Checkpoint | None:
-    """The checkpoint to continue from, as --resume asks; a run folder of something else is refused."""
-    wanted = plan.settings.resume
-    if wanted == "never":
-        aside = checkpoints.set_aside()
-        for name in ("config.json", "metrics.jsonl", "result.json", "eval.json"):
-            if aside and (plan.run_dir / name).exists():
-                (plan.run_dir / name).rename(aside / name)
-        return None
-    if wanted in ("auto", "must"):
-        found = checkpoints.load()
-        if found is None and wanted == "must":
-            raise UserError(f"resume is 'must', but there is no checkpoint in {plan.run_dir}; train one first.")
-        return found
-    if not Path(wanted).is_dir():
-        raise UserError(f"resume is '{wanted}'; expected auto, must, never or the folder of a checkpoint.")
-    found = checkpoints.load_path(wanted)
-    checkpoints.set_aside(after=found.step)
-    if found.path.resolve().parent != checkpoints.folder.resolve():
-        checkpoints.last_step = None  # this folder has none of that step yet
-    return found
-
-
-def _check_same_run(plan: Plan, before: dict[str, Any], progress: Progress) -> None:
-    """Refuse to continue another game, algorithm or network; tell of settings that changed."""
-    for name in ("env", "algo"):
-        if before[name] != getattr(plan.settings, name):
-            raise UserError(
-                f"{plan.run_dir} holds a run of {before['env']} with {before['algo']}, not of {plan.settings.env} with "
-                f"{plan.settings.algo}; name another folder with --run-dir."
-            )
-    then, now = plan.identity(before), plan.identity()
-    differs = [f"{key} was {then[key]!r}, now {value!r}" for key, value in now.items() if then[key] != value]
-    # An option the run did not know had, as far as it matters, its default.
-    defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
-    was, is_now = _plain(defaults) | before["algo_options"], plan.describe()["algo_options"]
-    fixed = plan.algo.RESUME_FIXED
-    changed = {k: (was.get(k), v) for k, v in _plain(is_now).items() if was.get(k) != v}
-    differs += [f"{plan.settings.algo}.{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items() if k in fixed]
-    if differs:
-        raise UserError(
-            f"{plan.run_dir} cannot be continued with these settings: {'; '.join(differs)}. Give the old ones, name "
-            "another folder with --run-dir, or start anew with --resume never."
+    def _save(self, background: bool) -> None:
+        session = self.session
+        tensors = session.tensors(replay=self.plan.settings.save_replay)
+        complete = tensors.keys() == session.tensors().keys()
+        state = {
+            "session": session.counters(),
+            "seconds": self.clock.seconds,
+            "preparation": self.clock.preparation,
+            "episodes": self.episodes,
+            "samples_trained": session.samples_trained,
+        }
+        # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
+        level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
+        self.checkpoints.save(
+            session.env_steps, tensors, state, score=self._score, resume_level=level, background=background
         )
-    if before.get("phases", []) != plan.describe()["phases"]:
-        progress.say("Continuing with another curriculum than before; it begins at the phase that is due now.")
-    if (practised := before.get("backplay", plan.backplay)) != plan.backplay:
-        progress.say(f"Continuing with retry {plan.backplay}; it was {practised}.")
-    for key, (a, b) in changed.items():
-        progress.say(f"Continuing with {plan.settings.algo}.{key} {b!r}; it was {a!r}.")
+
+    def result(self, stopped_by: str) -> dict[str, Any]:
+        """The result of training, without evaluation. Speeds are those of this start."""
+        plan, session, seconds = self.plan, self.session, max(self.clock.this_start, 1e-9)
+        return {
+            "env": plan.settings.env,
+            "algo": plan.settings.algo,
+            "device": str(plan.device),
+            "run": str(plan.run_dir),
+            "env_steps": session.env_steps,
+            "updates": session.updates,
+            "samples_trained": session.samples_trained,
+            "episodes": self.episodes,
+            "seconds": self.clock.seconds,
+            "env_steps_per_second": (session.env_steps - self._steps_before) / seconds,
+            "samples_per_second": (session.samples_trained - self._samples_before) / seconds,
+            "seconds_to_first_update": self.first_update,
+            "stopped_by": stopped_by,
+            "settings": plan.describe(),
+        }
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As they look once written to JSON."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-
-
-def _iterations_allowed(plan: Plan, session: Session, chunk: int) -> int:
-    if plan.settings.steps is None:
-        return chunk
-    left = math.ceil((plan.settings.steps - session.env_steps) / session.steps_per_iteration)
-    return max(1, min(chunk, left))
-
-
-def _next_chunk(chunk: int, took: float) -> int:
-    """As many iterations as fit between two log points, approached from below."""
-    return max(1, min(round(chunk * _LOG_SECONDS / took), 4 * chunk))
-
-
-def _reached(plan: Plan, session: Session, episodes: int, seconds: float) -> str:
-    """The limit that is reached, or an empty string."""
-    if plan.settings.steps is not None and session.env_steps >= plan.settings.steps:
-        return "steps"
-    if plan.settings.episodes is not None and episodes >= plan.settings.episodes:
-        return "episodes"
-    if plan.minutes is not None and seconds >= 60 * plan.minutes:
-        return "minutes"
-    return ""
-
-
-def _progress_done(plan: Plan, session: Session, episodes: int, seconds: float, compiling: float = 0.0) -> float:
-    """Of the limit that will be reached first. Seconds of compiling count as time spent, but as no part of a schedule."""
-    settings = plan.settings
-    shares = (
-        session.env_steps / settings.steps if settings.steps else 0.0,
-        episodes / settings.episodes if settings.episodes else 0.0,
-        (seconds - compiling) / max(60 * plan.minutes - compiling, 1e-9) if plan.minutes else 0.0,
+def _out_of_memory(plan: Plan) -> UserError:
+    smaller = " or a smaller --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
+    return UserError(
+        f"{plan.device} ran out of memory; use fewer environments (--num-envs, now {plan.num_envs:,}), a smaller batch "
+        f"(--batch-size, now {plan.algo_config.batch_size:,}){smaller}."
     )
-    return max(shares)
-
-
-class _Signals:
-    """Turns SIGINT and SIGTERM into a note for the loop, which stops at its next log point with a checkpoint."""
-
-    def __init__(self) -> None:
-        self.caught = ""
-        self.count = 0
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self.count += 1
-        if self.count > 2:  # a second signal does not disturb the checkpoint; a third says that nobody will wait
-            raise KeyboardInterrupt
-        self.caught = self.caught or signal.Signals(number).name
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,58 @@
+"""The evaluation at the end of training: the greedy policy on held-out seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.run.config import Plan
+from redline.run.evaluate import Policy, evaluate, greedy
+from redline.run.progress import Progress
+from redline.run.session import Session
+
+_MAX_STEPS = 4_000  # per slot: an agent that never loses must not play for ever
+_MUCH = 0.25  # difference between sampled and greedy score, as a fraction of the larger one, that deserves a hint
+
+
+def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
+    """Play the run's `eval_episodes` and return the fields of the result; close the session's environments first."""
+    episodes = plan.settings.eval_episodes
+    progress.say(f"Evaluating: {episodes} greedy games on held-out seeds, at most {_MAX_STEPS:,} steps each.")
+    progress.start_activity("Evaluating")
+    session.stop_playing()  # the cores are for evaluation now
+    summary = evaluate(
+        plan.rules,
+        _greedy_policy(plan, session),
+        episodes,
+        plan.device,
+        progress=lambda done: progress.count(done, episodes, "games"),
+        slot_steps=_MAX_STEPS,
+        compile=plan.compile,
+        graph=plan.graph,
+        notify=progress.say,
+    ).summary()
+    fields = {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in summary.items()}
+    return fields | {"eval_max_steps": _MAX_STEPS, "winnable": plan.rules.game.spec(plan.rules.config).winnable}
+
+
+def _greedy_policy(plan: Plan, session: Session) -> Policy:
+    """The policy as `redline eval` will load it: in float32, whatever precision training used."""
+    spec = plan.rules.game.spec(plan.rules.config)
+    model = session.tensors(replay=False)["model"]
+    return greedy(plan.algo.policy_network(spec, plan.algo_config, model).to(plan.device), plan.device)
+
+
+def sampling_hint(plan: Plan, result: dict[str, Any], training_score: float | None) -> str:
+    """A hint at --sample if the greedy policy scores much less than the sampled one did at the end of training, or "".
+
+    `training_score` is the mean score of the last log point that had one. A curriculum's last phase plays by the run's
+    own options, backplay counts whole games only: both scores mean the same.
+    """
+    if training_score is None or not plan.algo.STOCHASTIC or "score_mean" not in result:
+        return ""
+    lost = training_score - result["score_mean"]
+    if lost <= max(_MUCH * max(abs(training_score), abs(result["score_mean"])), 2 * result["score_ci95"]):
+        return ""
+    return (
+        f"Sampled actions scored {training_score:.2f} at the end of training, the greedy ones {result['score_mean']:.2f}: "
+        f"compare with redline eval {plan.run_dir} --sample."
+    )

@@ -1,0 +1,42 @@
+"""The lines printed when training starts, and when there is nothing left to train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from redline.run.config import Plan
+
+
+def opening_lines(plan: Plan) -> list[str]:
+    """What will be trained, on which device, and the choices that a user may want to change."""
+    lines = [
+        f"Training {plan.settings.env} with {plan.settings.algo} on {plan.hardware.name} ({plan.device}): "
+        f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
+        f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
+    ]
+    if plan.settings.device == "auto" and torch.cuda.is_available():
+        lines.append(f"Device {plan.device}: {plan.reasons['device']}.")
+    if not plan.compile and plan.settings.compile is None:
+        lines.append(f"Running without compilation: {plan.reasons['compile']}.")
+    if plan.curriculum:
+        phases = ", ".join(f"{x.name} {100 * x.start:.0f}-{100 * x.end:.0f} %" for x in plan.curriculum.phases)
+        lines.append(f"Curriculum: {phases}; evaluation uses the run's own options.")
+    elif plan.recipe.curriculum(plan.rules.config) and plan.settings.curriculum is None:
+        lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
+    if plan.compile:
+        lines.append(
+            "Compiling; this takes longest the first time on a machine, and the time does not count as training."
+        )
+    return lines
+
+
+def finished_line(plan: Plan, result: dict[str, Any]) -> str:
+    """What to do with a run that has used up its budget."""
+    limit = result["stopped_by"]
+    value = plan.minutes if limit == "minutes" else getattr(plan.settings, limit)
+    return (
+        f"This run is finished: it has reached its {value:,} {limit}. Nothing was changed. Train on with a higher "
+        f"--{limit}, evaluate it with redline eval {plan.run_dir}, or start anew with --resume never."
+    )

@@ -1,0 +1,153 @@
+"""Continue a run or start it anew: which checkpoint, whether the settings allow it, and whether it is finished already."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from redline import replay
+from redline.core.errors import UserError
+from redline.run.budget import Budget
+from redline.run.checkpoint import Checkpoint, Checkpoints
+from redline.run.config import Plan
+from redline.run.run_folder import CONFIG, RECORDS, Notify, read_config, read_result
+from redline.run.session import Session
+
+
+def check_run_folder(plan: Plan) -> list[str]:
+    """Refuse a folder that holds another run. Return notes about the settings that changed since it was trained."""
+    if plan.settings.resume == "never" or not (plan.run_dir / CONFIG).exists():
+        return []
+    before = read_config(plan.run_dir)
+    for name in ("env", "algo"):
+        if before[name] != getattr(plan.settings, name):
+            raise UserError(
+                f"{plan.run_dir} holds a run of {before['env']} with {before['algo']}, not of {plan.settings.env} with "
+                f"{plan.settings.algo}; name another folder with --run-dir."
+            )
+    changed = _changed_options(plan, before)
+    fixed = {name: change for name, change in changed.items() if name in plan.algo.RESUME_FIXED}
+    differences = _changed_identity(plan, before)
+    differences += [f"{plan.settings.algo}.{name} was {old!r}, now {new!r}" for name, (old, new) in fixed.items()]
+    if differences:
+        raise UserError(
+            f"{plan.run_dir} cannot be continued with these settings: {'; '.join(differences)}. Give the old ones, name "
+            "another folder with --run-dir, or start anew with --resume never."
+        )
+    notes = []
+    if before.get("phases", []) != plan.describe()["phases"]:
+        notes.append("Continuing with another curriculum than before, at the phase that is due now.")
+    if (backplay := before.get("backplay", plan.backplay)) != plan.backplay:
+        notes.append(f"Continuing with backplay {plan.backplay}; it was {backplay}.")
+    return notes + [
+        f"Continuing with {plan.settings.algo}.{k} {new!r}; it was {old!r}." for k, (old, new) in changed.items()
+    ]
+
+
+def _changed_identity(plan: Plan, before: dict[str, Any]) -> list[str]:
+    """A clause for each difference in what a continued run must share; of options, those that differ only."""
+    old, new = plan.identity(before), plan.identity()
+    differences = []
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(old[name], dict):
+            then, now = before.get(name) or {}, plan.describe()[name]
+            prefix = name.removesuffix("_options")
+            keys = [key for key in {**old[name], **value} if old[name].get(key) != value.get(key)]
+            differences += [f"{prefix}.{key} was {then.get(key)!r}, now {now.get(key)!r}" for key in keys]
+        elif old[name] != value:
+            differences.append(f"{name} was {old[name]!r}, now {value!r}")
+    return differences
+
+
+def _changed_options(plan: Plan, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options of the algorithm whose values differ: name -> (old, new). An option new to the run had its default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
+    old, new = _as_json(defaults) | before["algo_options"], _as_json(plan.describe()["algo_options"])
+    return {name: (old.get(name), value) for name, value in new.items() if old.get(name) != value}
+
+
+def _as_json(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as they look once written to JSON."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+
+def finished_result(plan: Plan, checkpoints: Checkpoints) -> dict[str, Any] | None:
+    """The result of a run that has used up its budget, None if there is something left to train. Changes nothing."""
+    if plan.settings.resume not in ("auto", "must"):
+        return None
+    checkpoint = checkpoints.load(groups=())  # the counts suffice
+    if not checkpoint or not _limit(plan, checkpoint):
+        return None
+    checkpoint = checkpoints.load()  # a damaged checkpoint is not a finished run: the one before it is continued
+    if not checkpoint or not (limit := _limit(plan, checkpoint)):
+        return None
+    return (read_result(plan.run_dir) or _result_of(plan, checkpoint)) | {"stopped_by": limit}
+
+
+def _limit(plan: Plan, checkpoint: Checkpoint) -> str:
+    """The limit that a checkpoint has reached, or an empty string."""
+    state = checkpoint.state
+    budget = Budget(plan.settings.steps, plan.settings.episodes, plan.minutes)
+    return budget.reached(checkpoint.step, state["episodes"], state["seconds"] - state["preparation"])
+
+
+def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The result of a run whose result.json is gone, as far as its checkpoint tells."""
+    seconds = checkpoint.state["seconds"]
+    return {
+        "env": plan.settings.env,
+        "algo": plan.settings.algo,
+        "device": str(plan.device),
+        "run": str(plan.run_dir),
+        "env_steps": checkpoint.step,
+        "updates": checkpoint.state["session"]["updates"],
+        "samples_trained": checkpoint.state["samples_trained"],
+        "episodes": checkpoint.state["episodes"],
+        "seconds": seconds,
+        "env_steps_per_second": checkpoint.step / max(seconds, 1e-9),
+        "samples_per_second": checkpoint.state["samples_trained"] / max(seconds, 1e-9),
+        "seconds_to_first_update": None,
+        "settings": plan.describe(),
+    }
+
+
+def open_session(plan: Plan, notify: Notify) -> Session:
+    """A session for the plan. A run that starts anew does not inherit the replay files of the one before."""
+    backups = {plan.run_dir / name: plan.run_dir / f".old-{name}" for name in replay.run_files()}
+    moved = {file: old for file, old in backups.items() if plan.settings.resume == "never" and file.exists()}
+    for file, old in moved.items():
+        file.rename(old)
+    try:
+        session = Session(plan, notify)
+    except BaseException:
+        for file, old in moved.items():
+            file.unlink(missing_ok=True)
+            old.rename(file)
+        raise
+    for old in backups.values():
+        old.unlink(missing_ok=True)
+    return session
+
+
+def load_checkpoint(plan: Plan, checkpoints: Checkpoints) -> Checkpoint | None:
+    """The checkpoint to continue from, as --resume says. Moves checkpoints that do not lead there out of the way."""
+    resume = plan.settings.resume
+    if resume == "never":
+        aside = checkpoints.set_aside()
+        for name in RECORDS:
+            if aside and (plan.run_dir / name).exists():
+                (plan.run_dir / name).rename(aside / name)
+        return None
+    if resume in ("auto", "must"):
+        checkpoint = checkpoints.load()
+        if checkpoint is None and resume == "must":
+            raise UserError(f"resume is 'must', but there is no checkpoint in {plan.run_dir}; train one first.")
+        return checkpoint
+    if not Path(resume).is_dir():
+        raise UserError(f"resume is '{resume}'; expected auto, must, never or the folder of a checkpoint.")
+    checkpoint = checkpoints.load_path(resume)
+    checkpoints.set_aside(after=checkpoint.step)
+    if checkpoint.path.resolve().parent != checkpoints.folder.resolve():
+        checkpoints.last_step = None  # this folder has none of that step yet
+    return checkpoint
