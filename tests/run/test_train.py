@@ -285,12 +285,35 @@ def test_stops_after_the_minutes_and_counts_them_in_all(tmp_path: Path, clock: l
     assert result["stopped_by"] == "minutes"
     assert 3.0 <= result["seconds"] < 4.0  # by the next log point, about a second away
     assert [log["seconds"] for log in metrics(tmp_path)] == pytest.approx([0.1, 0.5, 1.5, 2.5, 3.5])
+    assert newest(tmp_path).state["preparation"] == pytest.approx(0.5)  # until the first update
     clock[0] += 500.0  # while nothing ran
     again = go(tmp_path, minutes=0.1, eval_episodes=0)
-    assert 6.0 <= again["seconds"] < 7.0
+    preparation = newest(tmp_path).state["preparation"]
+    assert preparation == pytest.approx(0.6)  # the memory is full: the first iteration updates
+    assert 6.0 <= again["seconds"] - preparation < 7.0
     assert again["env_steps"] == result["env_steps"] + 16 * round(10 * (again["seconds"] - result["seconds"]))
-    assert again["env_steps_per_second"] == pytest.approx(160)  # of this sitting
+    assert again["env_steps_per_second"] == pytest.approx(160)  # of this start
     assert go(tmp_path, minutes=0.1, eval_episodes=0)["env_steps"] == again["env_steps"]
+
+
+def test_the_minutes_start_at_the_first_update(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilation, here a minute in the first iteration, takes nothing from a budget of three seconds."""
+    iterate = Session.iterate
+
+    def compiling(self: Session, count: int) -> None:
+        clock[0] += 60.0 if self.iterations == 0 else 0.0
+        iterate(self, count)
+
+    straight = go(tmp_path / "straight", minutes=0.05, eval_episodes=0)
+    monkeypatch.setattr(Session, "iterate", compiling)
+    compiled = go(tmp_path / "compiled", minutes=0.05, eval_episodes=0)
+    assert compiled["stopped_by"] == "minutes"
+    assert compiled["updates"] >= 25
+    assert compiled["seconds"] - 60 == pytest.approx(straight["seconds"], abs=1.0)
+    progress = [log["seconds"] for log in metrics(tmp_path / "compiled")]
+    assert progress[0] == pytest.approx(60.1)
 
 
 def test_the_first_limit_counts(tmp_path: Path, clock: list[float]) -> None:
@@ -309,7 +332,7 @@ def test_checkpoints_in_between(tmp_path: Path, clock: list[float], monkeypatch:
         self.wait()
 
     monkeypatch.setattr(loop.Checkpoints, "save", noted)
-    go(tmp_path, minutes=0.09, checkpoint_minutes=0.03, eval_episodes=0)
+    go(tmp_path, minutes=0.08, checkpoint_minutes=0.03, eval_episodes=0)
     assert clock[0] == pytest.approx(1005.5)
     assert saved == [16 * 25, 16 * 45, -16 * 55]  # at 2.5 and 4.5 s, and the end
     assert checkpoints(tmp_path) == [name(16 * 25), name(16 * 45), name(16 * 55)]
@@ -318,7 +341,7 @@ def test_checkpoints_in_between(tmp_path: Path, clock: list[float], monkeypatch:
 def test_the_last_checkpoint_is_not_written_twice(tmp_path: Path, clock: list[float]) -> None:
     """A background save of the last step is still being written when the run ends."""
     faults.arm("slow@save:0.2s")
-    go(tmp_path, minutes=0.04, checkpoint_minutes=0.04, eval_episodes=0)
+    go(tmp_path, minutes=0.03, checkpoint_minutes=0.04, eval_episodes=0)
     assert clock[0] == pytest.approx(1002.5)
     assert checkpoints(tmp_path) == [name(16 * 25)]
 
@@ -439,9 +462,27 @@ def test_a_finished_run_without_its_result_is_described_by_its_checkpoint(run: P
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").unlink()
     described = go(run, steps=HALF)
-    for key in ("env_steps", "updates", "samples_trained", "episodes", "stopped_by", "settings"):
+    for key in ("env_steps", "updates", "samples_trained", "episodes", "stopped_by"):
         assert described[key] == result[key]
     assert not (run / "result.json").exists()
+
+
+def test_an_interrupted_evaluation_leaves_no_old_result(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "score_mean" in json.loads((run / "result.json").read_text())
+
+    def interrupted(*_: Any, progress: Any, **__: Any) -> None:
+        progress(3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(final_evaluation, "evaluate", interrupted)
+    assert exit_code(tiny(run, steps=FULL)) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    result = json.loads((run / "result.json").read_text())
+    assert (result["env_steps"], result["stopped_by"]) == (FULL, "steps")
+    assert "score_mean" not in result
+    assert newest(run).step == FULL
 
 
 def test_must_needs_a_checkpoint(tmp_path: Path, run: Path, capsys: Any) -> None:
@@ -526,7 +567,9 @@ def test_the_folder_of_something_else_is_refused(
     config = json.loads((run / "config.json").read_text()) | changes
     (run / "config.json").write_text(json.dumps(config))
     assert exit_code(tiny(run, steps=FULL)) == 2
-    assert sentence in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert "Training snake" not in shown  # refusals come first
     assert json.loads((run / "config.json").read_text()) == config
     assert checkpoints(run) == [name(HALF)]
 
@@ -545,10 +588,13 @@ def test_the_folder_of_something_else_is_refused(
         ({"env_options": {"width": 4, "height": 4}}, "env.starvation was 9, now "),
     ],
 )
-def test_a_changed_fixed_option_is_refused_and_named(run: Path, changes: dict[str, Any], difference: str) -> None:
+def test_a_changed_fixed_option_is_refused_and_named(
+    run: Path, changes: dict[str, Any], difference: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match=f"cannot be continued with these settings: {difference}") as error:
         go(run, steps=FULL, **changes)
     assert "--resume never" in str(error.value)
+    assert "Training snake" not in capsys.readouterr().err
     assert checkpoints(run) == [name(HALF)]
 
 
@@ -607,7 +653,9 @@ def test_only_damaged_checkpoints_are_no_reason_to_start_from_scratch(
 ) -> None:
     (run / "checkpoints" / name(HALF) / "model.safetensors").write_bytes(b"x")
     assert exit_code(tiny(run, steps=FULL)) == 74
-    assert "start anew with --resume never" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "start anew with --resume never" in shown
+    assert "Training snake" not in shown
     assert metrics(run)[-1]["env_steps"] == HALF
 
 
@@ -633,7 +681,9 @@ def test_metrics_are_repaired(run: Path, straight: Path) -> None:
 def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLock(run):
         assert exit_code(tiny(run, steps=FULL)) == 74
-    assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"is in use by process {os.getpid()}" in shown
+    assert "Training snake" not in shown
     assert newest(run).step == HALF
     assert go(run, steps=HALF, eval_episodes=0)["env_steps"] == HALF  # and free again
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import torch
@@ -72,10 +72,10 @@ class Progress:
     it. In a pipe a record is a line every ten seconds, and so is the time of an activity that shows no records.
     """
 
-    def __init__(self, title: str, score_name: str, phases: int = 0) -> None:
-        """`phases`: of the curriculum, 0 without one."""
+    def __init__(self, title: str, score_name: str, phases: int = 0, file: TextIO | None = None) -> None:
+        """phases: of the curriculum, 0 without one. file: to write to, standard error by default."""
         self.title, self.score_name, self.phases = title, score_name, phases
-        self.console = _Console(file=sys.stderr, highlight=False)
+        self.console = _Console(file=file or sys.stderr, highlight=False)
         self._activity, self._activity_started = "", time.monotonic()
         self._fraction: float | None = None  # of the current activity, None: unknown
         self._detail = ""  # of the activity: time left, or a count
