@@ -476,7 +476,7 @@ def test_settings_that_do_not_fit_together() -> None:
 
 
 def test_the_run_folder_of_another_environment(tmp_path: Path) -> None:
-    other = {"env": "chess", "algo": "dqn", "env_options": {}, "algo_options": {}}
+    other = {"format_version": 2, "env": "chess", "algo": "dqn", "env_options": {}, "algo_options": {}}
     (tmp_path / "config.json").write_text(json.dumps(other))
     output = call(f"train snake {TINY} --steps 16 --json --run-dir", str(tmp_path))
     assert (output.code, output.out) == (2, "")

@@ -23,6 +23,8 @@ import torch
 
 import redline
 from redline import cli
+from redline.cli.command import COMMANDS
+from redline.cli.parse import parse
 from redline.core import faults
 from redline.core.errors import StorageError, UserError
 from redline.run import budget, final_evaluation
@@ -779,5 +781,5 @@ def test_no_event_files_unless_asked_for(straight: Path) -> None:
 def test_settings_can_be_given_as_words(tmp_path: Path) -> None:
     """What the other tests give to the command line is what they give to Python."""
     settings = tiny(tmp_path, steps=FULL)
-    argument, options = cli.parse("train", cli.COMMANDS["train"], Settings, words(settings)[1:])
-    assert resolve(from_words(argument, options)).describe() == resolve(settings).describe()
+    request = parse("train", COMMANDS.load("train"), words(settings)[1:])
+    assert resolve(from_words(request.arguments[0], request.options)).describe() == resolve(settings).describe()
