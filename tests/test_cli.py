@@ -334,6 +334,32 @@ def test_list() -> None:
         assert all(len(line.split()) > 3 for line in lines), "no sentence about it"
 
 
+BROKEN_GAME = '"""A game that is not finished."""\nimport missing_module\n\ndef step(): ...\n'
+
+
+def test_list_tells_why_a_game_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_GAME)
+    monkeypatch.setattr(games, "__path__", [*games.__path__, str(tmp_path)])
+    monkeypatch.setattr(games.__spec__, "submodule_search_locations", games.__path__)
+    games.registry.refresh()
+    try:
+        reason = "cannot be imported: ModuleNotFoundError: No module named 'missing_module'."
+        assert call("list", "--json").json["failures"]["games"]["broken"].endswith(reason)
+        output = call("list").out
+        assert reason in output
+        assert "  snake " in output
+    finally:
+        games.registry.refresh()
+
+
+def test_check(tmp_path: Path) -> None:
+    (tmp_path / "no_game.py").write_text("def step(): ...\n")
+    output = call("check", "no_game")
+    assert output.code == 1
+    assert "FAILED members: The game 'no_game' has no member" in output.out
+    assert call("check", "no_game", "--json").json["ok"] is False
+
+
 def test_version() -> None:
     assert call("--version") == (0, f"redline {redline.__version__}\n", "")
 
@@ -447,6 +473,8 @@ WRONG = {
     "watch RUN --terminal --fps 0": "fps is 0; expected more than 0",
     "watch RUN --terminal --games 0": "games is 0; expected at least 1.",
     "watch RUN --gif a.gif --max-steps 0": "max_steps is 0; expected at least 1.",
+    "watch RUN --gif out.mp4": "gif is 'out.mp4'; watch writes GIF files only: give a name that ends in .gif.",
+    "check snak": "There is no game 'snak'; did you mean 'snake'?",
     "bench train --games 0": "games is (0,); expected one or more numbers of games",
     "bench env --device cuda": "device is 'cuda', but torch",
     "doctor --device cuda": "device is 'cuda', but torch",

@@ -179,3 +179,25 @@ def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", no_git)
     assert bench.describe_machine("cpu")["commit"] is None
+
+
+def test_cpu_environments_have_a_table_too() -> None:
+    out = io.StringIO()
+    request = dataclasses.replace(QUICK, env="gym:CartPole-v1", games=(1, 4), compile=None)
+    record = bench.bench_env(request, out)
+    assert [row.keys() for row in record["rows"]] == [{"games", "eager"}] * 2
+    assert all(row["eager"] > 0 for row in record["rows"])
+    assert out.getvalue().startswith("gym:CartPole-v1: env-steps/s")
+    defaults = dataclasses.replace(request, games=BenchRequest.games)
+    assert bench._games(defaults, bench._rules(request)) == (1, 16, 64)  # 65,536 would take a day
+
+
+def test_the_title_shows_options_as_words_and_not_as_a_dictionary() -> None:
+    out = io.StringIO()
+    request = dataclasses.replace(QUICK, env_options={"width": "6"}, algo_options={"hidden": "16,8"})
+    bench.bench_train(request, out)
+    title = out.getvalue().splitlines()[0]
+    assert title == (
+        "snake, width 6: env-steps/s with dqn, one gradient sample per step, n_step 1, net mlp, hidden 16,8, "
+        "learning_starts 0 (cpu)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import os
@@ -255,3 +256,55 @@ def test_bad_numbers_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fps is 99"):
         watch.record_gif(small_rules(), go_up, 0, tmp_path / "a.gif", fps=99)
     assert not list(tmp_path.iterdir())
+
+
+# ---- CPU environments
+
+
+def push_right(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
+    assert obs.shape == (1, 4)
+    return torch.tensor([1])
+
+
+def test_a_gymnasium_environment_is_rendered(tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
+    rules = envs.make_rules("gym:CartPole-v1", time_limit=30)
+    result = watch.record_gif(rules, push_right, 3, tmp_path / "pole.gif")
+    assert (result.score, result.length, result.won, result.outcome) == (
+        result.length,
+        result.length,
+        False,
+        "game over",
+    )
+    frames = list(itertools.islice(watch.play(rules, push_right, 3), result.length + 2))
+    assert all(frame.picture.ndim == 3 for frame in frames)
+    assert [frame.ended for frame in frames] == [False] * result.length + [True, False]
+    # The last picture of an episode is its own, although the step that ends it resets the environment.
+    distance = [np.abs(frame.picture.astype(int) - frames[-1].picture).sum() for frame in frames]
+    assert distance[-2] > distance[0]
+    with Image.open(tmp_path / "pole.gif") as image:
+        assert image.size == (480, 320)
+        assert image.n_frames > 2
+
+
+def test_a_gymnasium_environment_in_the_terminal(terminal: Terminal, slept: list[float]) -> None:
+    pytest.importorskip("pygame")
+    rules = envs.make_rules("gym:CartPole-v1", time_limit=5)
+    (result,) = watch.play_terminal(rules, push_right, 3, out=terminal)
+    assert (result.length, result.outcome) == (5, "truncated")
+    assert terminal.getvalue().count("\x1b[H") == 6 == len(slept) + 1
+    assert "▀" in terminal.getvalue()
+    assert terminal.getvalue().endswith("return 5   5 steps   reward 5.00   truncated\n")
+
+
+def test_an_environment_that_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", lambda _: None)
+    with pytest.raises(UserError, match=r"gym:CartPole-v1 cannot be drawn, because it has no render mode rgb_array"):
+        next(watch.play(envs.make_rules("gym:CartPole-v1"), push_right, 0))
+
+
+def test_a_game_without_cells_is_refused() -> None:
+    rules = small_rules()
+    rules = rules._replace(game=dataclasses.replace(rules.game, cells=None))
+    with pytest.raises(UserError, match="snake cannot be drawn"):
+        next(watch.play(rules, go_up, 0))
