@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -261,46 +262,85 @@ def test_bad_numbers_are_named(tmp_path: Path) -> None:
 # ---- CPU environments
 
 
-def push_right(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
-    assert obs.shape == (1, 4)
+class Walk(gymnasium.Env[np.ndarray, int]):
+    """A dot that walks along a strip of 8 cells; at its end the episode is over. The strip is the picture."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (as Gymnasium has it)
+    observation_space = gymnasium.spaces.Box(0, 8, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place += action
+        return np.full(1, self.place, np.float32), float(action), self.place == 7, False, {}
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        picture = np.zeros((4, 8, 3), np.uint8)
+        picture[:, self.place] = (250, 80, 20)
+        return picture
+
+
+gymnasium.register("Walk-v0", entry_point=Walk, disable_env_checker=True)
+
+
+def step_right(obs: Tensor, legal: Tensor | None = None) -> Tensor:  # noqa: ARG001
+    assert obs.shape == (1, 1)
     return torch.tensor([1])
 
 
+def place(frame: watch.Frame) -> int:
+    return int(frame.picture[0, :, 0].argmax())
+
+
 def test_a_gymnasium_environment_is_rendered(tmp_path: Path) -> None:
-    pytest.importorskip("pygame")
-    rules = envs.make_rules("gym:CartPole-v1", time_limit=30)
-    result = watch.record_gif(rules, push_right, 3, tmp_path / "pole.gif")
-    assert (result.score, result.length, result.won, result.outcome) == (
-        result.length,
-        result.length,
-        False,
-        "game over",
-    )
-    frames = list(itertools.islice(watch.play(rules, push_right, 3), result.length + 2))
-    assert all(frame.picture.ndim == 3 for frame in frames)
-    assert [frame.ended for frame in frames] == [False] * result.length + [True, False]
+    rules = envs.make_rules("gym:Walk-v0")
+    result = watch.record_gif(rules, step_right, 3, tmp_path / "walk.gif")
+    assert result == (7.0, 7, 7.0, False, False)
+    assert result.outcome == "game over"
+    frames = list(itertools.islice(watch.play(rules, step_right, 3), 10))
     # The last picture of an episode is its own, although the step that ends it resets the environment.
-    distance = [np.abs(frame.picture.astype(int) - frames[-1].picture).sum() for frame in frames]
-    assert distance[-2] > distance[0]
-    with Image.open(tmp_path / "pole.gif") as image:
-        assert image.size == (480, 320)
-        assert image.n_frames > 2
+    assert [place(frame) for frame in frames] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    assert [frame.ended for frame in frames] == [False] * 7 + [True, False, False]
+    assert [frame.result.length for frame in frames] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    with Image.open(tmp_path / "walk.gif") as image:
+        assert (image.size, image.n_frames) == ((8, 4), 8)
+        image.seek(7)
+        assert image.convert("RGB").getpixel((7, 0)) == (250, 80, 20)
 
 
 def test_a_gymnasium_environment_in_the_terminal(terminal: Terminal, slept: list[float]) -> None:
-    pytest.importorskip("pygame")
-    rules = envs.make_rules("gym:CartPole-v1", time_limit=5)
-    (result,) = watch.play_terminal(rules, push_right, 3, out=terminal)
+    rules = envs.make_rules("gym:Walk-v0", time_limit=5)
+    (result,) = watch.play_terminal(rules, step_right, 3, out=terminal)
     assert (result.length, result.outcome) == (5, "truncated")
     assert terminal.getvalue().count("\x1b[H") == 6 == len(slept) + 1
     assert "▀" in terminal.getvalue()
     assert terminal.getvalue().endswith("return 5   5 steps   reward 5.00   truncated\n")
+    out = io.StringIO()
+    watch.play_terminal(rules, step_right, 3, out=out)
+    assert out.getvalue() == "\nreturn 5   5 steps   reward 5.00   truncated\n"  # a file gets no picture
+
+
+def test_a_library_that_rendering_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(_: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[toy-text]"`')
+
+    monkeypatch.setattr(Walk, "render", render)
+    with pytest.raises(UserError, match=r"gym:Walk-v0 cannot be drawn: pygame is not installed, run"):
+        next(watch.play(envs.make_rules("gym:Walk-v0"), step_right, 0))
 
 
 def test_an_environment_that_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", lambda _: None)
-    with pytest.raises(UserError, match=r"gym:CartPole-v1 cannot be drawn, because it has no render mode rgb_array"):
-        next(watch.play(envs.make_rules("gym:CartPole-v1"), push_right, 0))
+    monkeypatch.setattr(Walk, "render", lambda _: None)
+    with pytest.raises(UserError, match=r"gym:Walk-v0 cannot be drawn, because it has no render mode rgb_array"):
+        next(watch.play(envs.make_rules("gym:Walk-v0"), step_right, 0))
 
 
 def test_a_game_without_cells_is_refused() -> None:

@@ -125,7 +125,10 @@ class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
         return outcome
 
     def _shoot(self) -> None:
-        picture: Any = self.env.render()
+        try:
+            picture: Any = self.env.render()
+        except (gymnasium.error.Error, ImportError) as error:  # most often pygame is missing, and the message says so
+            raise UserError(f"{self.name} cannot be drawn: {' '.join(str(error).split())}.") from error
         if getattr(picture, "ndim", 0) != 3:
             raise UserError(
                 f"{self.name} cannot be drawn, because it has no render mode rgb_array; redline eval plays it."
