@@ -1,0 +1,379 @@
+"""Make docs/benchmarks.md from bench/results/*.json: `python bench/make_benchmarks_page.py [--check]`.
+
+Every result file has an extractor below, named in EXTRACTORS, which turns it into rows. A row takes its commit, date and
+hardware from the record it stands in, or from the file. `--check` writes nothing and fails if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+LEARNING, SPEED, PEERS, REPLAY, COLLECTING, STARTING = (
+    "What agents learn",
+    "Speed of games and learners",
+    "Beside other libraries",
+    "Replay",
+    "Collecting from CPU environments",
+    "Starting",
+)
+INTRODUCTION = {
+    LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
+    SPEED: "Environment steps per second, after compilation, with observations and auto-reset.",
+    PEERS: "The same machine and the same run for both sides.",
+    REPLAY: "Transitions per second that are sampled and delivered to the device, and training with each kind of memory.",
+    COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
+    STARTING: "From the command to the first gradient step.",
+}
+Record = Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    section: str
+    what: str
+    result: str
+    record: Record = {}  # where commit, date and hardware are looked up first; then in the file  # noqa: RUF012
+
+
+def quantity(value: float) -> str:
+    """Return a number with three significant digits and a suffix: 1.34 G, 19.9 M, 162 k."""
+    for factor, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= factor:
+            return f"{value / factor:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def span(values: list[float], text: Callable[[float], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+# ---- learning
+
+
+def snake_6x6(file: Record) -> Iterator[Row]:
+    for record, runs in (
+        (file, [run["filled_of_2048"] for run in file["runs"]]),
+        (file["again"], file["again"]["filled_of_2048"]),
+    ):
+        commit = record.get("commit", file["runs"][0]["tree"])
+        what = "Snake 6x6 with PPO, 5 minutes, three seeds: boards filled of 2,048 games"
+        yield Row(LEARNING, what, span(runs, percent), {"commit": commit})
+
+
+def snake_10x10(file: Record) -> Iterator[Row]:
+    seeds = file["five_seeds"]["runs"]
+    yield Row(
+        LEARNING,
+        "Snake 10x10 with PPO, CNN 3x64 + 512, 3.5 minutes, five seeds: boards filled of 4,096 games",
+        f"{span([run['filled_of_4096'] for run in seeds], percent)}, "
+        f"{span([run['steps_per_filled_game'] for run in seeds], lambda x: f'{x:.0f}')} steps each, "
+        f"at most {file['five_seeds']['longest_wall_seconds']} s",
+        {"commit": ", ".join(dict.fromkeys(run["tree"] for run in seeds))},
+    )
+    for run in file["runs"]:
+        net = run["net"].replace("practice", "backplay")
+        algo = "" if net.startswith("PQN") else "PPO, "
+        result = f"{percent(run['filled_of_4096'])}, {run['steps_per_filled_game']:.0f} steps each"
+        record = {"commit": run["tree"]} | ({"date": run["date"]} if "date" in run else {})
+        yield Row(LEARNING, f"Snake 10x10 with {algo}{net}, one seed: boards filled of 4,096 games", result, record)
+
+
+def snake_20x20(file: Record) -> Iterator[Row]:
+    result = f"{percent(file['filled_of_1024'])}, {file['foods_mean']:.0f} foods of 397 on average"
+    yield Row(LEARNING, "Snake 20x20 with PPO, 8 minutes, one seed: boards filled of 1,024 games", result)
+
+
+def make_train(file: Record) -> Iterator[Row]:
+    result = f"{file['score_mean']:.1f} ± {file['score_ci95']:.1f} foods, {file['whole_command_seconds']:.0f} s in all"
+    yield Row(LEARNING, "`make train`: Snake 10x10 with PPO, 3 minutes, mean of 256 games", result)
+
+
+def trained(file: Record) -> Iterator[Row]:
+    algo, minutes = file["algo"].upper(), file["settings"]["minutes"]
+    what = f"Snake 10x10 with {algo}, {minutes:g} minutes, mean of {file['eval_episodes']:,} games"
+    yield Row(LEARNING, what, f"{file['score_mean']:.1f} ± {file['score_ci95']:.1f} foods")
+    speed = f"{quantity(file['env_steps_per_second'])} env-steps/s, {quantity(file['samples_per_second'])} gradient samples/s"
+    what = (
+        f"{algo} on Snake 10x10 over {minutes:g} minutes, compilation included, {file['settings']['num_envs']:,} games"
+    )
+    yield Row(SPEED, what, speed)
+    yield Row(STARTING, f"compiled {algo}, Snake 10x10", f"{file['seconds_to_first_update']:.0f} s")
+
+
+def started(file: Record) -> Iterator[Row]:
+    what = "compiled DQN, Snake 10x10" + (", warm cache" if file["seconds"] < 10 else ", cold cache")
+    yield Row(STARTING, what, f"{file['seconds_to_first_update']:.0f} s")
+
+
+def cartpole(file: Record) -> Iterator[Row]:
+    for algo in dict.fromkeys(run["algo"] for run in file["runs"]):
+        runs = [run for run in file["runs"] if run["algo"] == algo]
+        result = f"return {span([run['return_mean_of_256'] for run in runs], lambda x: f'{x:.0f}')}"
+        seconds = span([run["wall_seconds"] for run in runs], lambda x: f"{x:.0f}")
+        yield Row(
+            LEARNING, f"CartPole-v1 with {algo.upper()}, three seeds, 256 games each", f"{result}, {seconds} s in all"
+        )
+
+
+def mario(file: Record) -> Iterator[Row]:
+    for evaluation in file["evaluations"]:
+        actions = "greedy" if evaluation["actions"] == "greedy" else "actions sampled"
+        what = f"Super Mario Bros. 1-1 with PPO, sticky actions, 17 minutes, {actions}, seed {evaluation['seed']} of evaluation"
+        result = f"flag in {evaluation['flags_of_100']} of 100 games, furthest x {evaluation['furthest_x']:,.0f}"
+        yield Row(LEARNING, what, result)
+
+
+def tetris_learning(file: Record) -> Iterator[Row]:
+    for name, run in file["runs"].items():
+        evaluation = next(
+            (value for key, value in run.items() if key.startswith("eval") and isinstance(value, dict)), run
+        )
+        if evaluation["finished"] == evaluation.get("episodes", evaluation.get("eval_episodes")):
+            result = f"{evaluation['score_mean']:,.0f} ± {evaluation['score_ci95']:,.0f} lines"
+        else:
+            result = (
+                f"{evaluation['score_censored']:,.0f} lines per game over ({evaluation['game_overs']:,} game overs)"
+            )
+        yield Row(LEARNING, f"Tetris {name}, PPO", result)
+
+
+def tetris_controllers(file: Record) -> Iterator[Row]:
+    for board, controllers in file["boards"].items():
+        for name, played in controllers.items():
+            result = f"{played['score_censored']:,.0f} lines per game over ({played['game_overs']:,} game overs)"
+            yield Row(LEARNING, f"Tetris {board.replace('-', ' ')}, published controller {name}, no preview", result)
+
+
+def prioritized(file: Record) -> Iterator[Row]:
+    for kind, scores in file["greedy_score_1024_games"].items():
+        steps = span(file["env_steps_until_mean_score_19"][kind], quantity)
+        result = f"{span(scores, lambda x: f'{x:.1f}')} foods, {steps} env-steps to a mean of 19"
+        yield Row(LEARNING, f"Snake 10x10 with DQN, 12 M env-steps, {kind} replay, five seeds", result)
+
+
+# ---- speed
+
+
+def env_table(file: Record) -> Iterator[Row]:
+    yield Row(SPEED, "Snake 10x10 in plain Python, one game", f"{quantity(file['env']['plain_python'])} steps/s")
+    for row in file["env"]["rows"]:
+        yield Row(
+            SPEED,
+            f"Snake 10x10 alone, {row['games']:,} game{'s' if row['games'] > 1 else ''}",
+            f"{quantity(row['graphed'])} steps/s",
+        )
+
+
+def train_table(file: Record) -> Iterator[Row]:
+    for row in file["train"]["rows"]:
+        what = f"DQN with replay, MLP 256x2, one gradient sample per step, {row['games']:,} games"
+        yield Row(SPEED, what, f"{quantity(row['graphed'])} env-steps/s")
+
+
+def learners(file: Record) -> Iterator[Row]:
+    for name, speed in file["speed_env_steps_per_second"].items():
+        what = name.replace("ppo", "PPO").replace("pqn", "PQN").replace("no border", "no padding")
+        yield Row(SPEED, f"{what}, Snake 10x10", f"{quantity(speed['rate'])} env-steps/s", speed)
+    for run in file["snake_10x10"]:
+        result = f"{percent(run['filled_of_4096'])}, {run['steps_per_filled_game']} steps each, {run['wall_seconds']} s"
+        what = run["what"].removeprefix("ppo, ")
+        yield Row(LEARNING, f"Snake 10x10 with PPO, settings tried: {what}; boards filled of 4,096 games", result, run)
+
+
+def tetris_speed(file: Record) -> Iterator[Row]:
+    for name, figure in file["figures"].items():
+        key = next(key for key in figure if key.endswith("_per_second"))
+        values = figure[key] if isinstance(figure[key], list) else [figure[key]]
+        what = name.replace(", before words", ", bits not yet packed into words").replace("ppo", "PPO")
+        yield Row(
+            SPEED,
+            what[0].upper() + what[1:],
+            f"{span(values, quantity)} {key.split('_per')[0].replace('_', '-')}/s",
+            figure,
+        )
+
+
+def tetris_greedy(file: Record) -> Iterator[Row]:
+    for name, controller in file["controllers"].items():
+        for boards, speed in controller["placements_per_second"].items():
+            what = f"Tetris 10x20 greedy over all placements, nine features, {name}, {int(boards):,} boards"
+            yield Row(SPEED, what, f"{quantity(speed)} placements/s")
+
+
+def verified(file: Record) -> Iterator[Row]:
+    """Return figures that were measured again on a quiet machine, with new seeds."""
+    snake, tetris, dqn = file["snake_10x10"], file["tetris_10x10"], file["snake_dqn"]
+    what = f"`{snake['command']}`, {snake['wall_seconds']} s in all: boards filled of {snake['unseen_games']:,} games"
+    yield Row(LEARNING, what, f"{percent(snake['filled'])}, {snake['steps_per_filled_game']} steps each")
+    what = f"Tetris 10x10, {tetris['what']}, {tetris['train_seconds']} s, mean of {tetris['unseen_games']:,} games"
+    yield Row(LEARNING, what, f"{tetris['lines_mean']:,} ± {tetris['lines_ci95']} lines")
+    what = f"`{dqn['command']}`, {dqn['minutes']} minutes, beside {dqn['beside']}"
+    yield Row(LEARNING, what, f"{dqn['foods_mean']} foods, boards filled: {percent(dqn['filled_of_1024'])} of 1,024")
+    for name, speed in file["env_steps_per_second"].items():
+        yield Row(SPEED, f"measured again: {name}", f"{quantity(speed)} env-steps/s")
+    yield Row(
+        STARTING, f"measured again: `{snake['command']}`, cold cache", f"{snake['seconds_to_first_update_cold']} s"
+    )
+
+
+# ---- beside others, replay, collecting
+
+
+def peers(file: Record) -> Iterator[Row]:
+    best = max(file["sb3"].values(), key=lambda speed: speed["env_steps_per_second"])
+    for name, speed in file["sb3"].items():
+        what = f"SB3's DQN on plain-Python Snake, MLP 256x3, 8 environments in its {name}"
+        yield Row(PEERS, what, _both(speed))
+    for key, what in (
+        ("redline_defaults", "Redline's DQN with the default network (MLP 64x2)"),
+        ("redline_sb3_net", "Redline's DQN with SB3's network (MLP 256x3)"),
+    ):
+        speed = file[key]
+        times = [speed[unit] / best[unit] for unit in ("env_steps_per_second", "samples_per_second")]
+        yield Row(PEERS, what, f"{_both(speed)} ({times[0]:.2g} and {times[1]:.2g} times SB3's better one)")
+
+
+def _both(speed: Record) -> str:
+    return f"{quantity(speed['env_steps_per_second'])} env-steps/s, {quantity(speed['samples_per_second'])} gradient samples/s"
+
+
+def replay_peers(file: Record) -> Iterator[Row]:
+    for size, libraries in file["samples_per_second"].items():
+        for name, speeds in libraries.items():
+            what = f"{name.replace('redline', 'Redline')}: (4, 14, 7) uint8 frames, uniform, batch 2,048, {size}"
+            yield Row(PEERS, what, f"{span(speeds, quantity)} samples/s")
+
+
+def replay(file: Record) -> Iterator[Row]:
+    for entry in file["samples_per_second"]:
+        yield Row(REPLAY, entry["what"].replace("by way of", "through"), f"{quantity(entry['value'])} samples/s", entry)
+    for entry in file["training"]:
+        what = f"DQN, 16,384 games, MLP 256x2, one gradient sample per step: {entry['replay'].replace('by way of', 'through')}"
+        yield Row(REPLAY, what, f"{quantity(entry['env_steps_per_second'])} env-steps/s", entry)
+
+
+def collecting(file: Record) -> Iterator[Row]:
+    emulator = "emulator compiled by bench/emulator.sh" if "emulator.sh" in file["command"] else "emulator as installed"
+    yield from _collect(file["collect"], f"Mario, {emulator}", file)
+
+
+def _collect(figures: Record, env: str, record: Record) -> Iterator[Row]:
+    names = {
+        "bare": "environments alone, one process per core",
+        "central_1": "one actor, actions chosen centrally",
+        "actors_1": "one actor that chooses its own actions",
+        "central_2": "two actors, actions chosen centrally",
+        "actors_2": "two actors that choose their own actions",
+        "in_step": "in step, one process",
+        "gymnasium": "the same learner over Gymnasium's AsyncVectorEnv",
+        "sb3": "SB3's PPO over SubprocVecEnv",
+    }
+    for key, what in names.items():
+        if key in figures:
+            speed = figures[key]["frames"] if isinstance(figures[key], dict) else figures[key]
+            yield Row(COLLECTING, f"{env}: {what}", f"{quantity(speed)} frames/s", record)
+
+
+def rings(file: Record) -> Iterator[Row]:
+    speeds = file["transitions_per_second"]
+    for key, what in (("rings", "Redline's rings in shared memory"), ("queue", "one multiprocessing.Queue")):
+        yield Row(
+            COLLECTING, f"CartPole's transitions from two processes: {what}", f"{quantity(speeds[key])} transitions/s"
+        )
+    yield from _collect(file["cartpole"], "CartPole", file["cartpole"])
+
+
+EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
+    "cartpole-cpu": cartpole,
+    "collect-mario-cpu": collecting,
+    "collect-mario-profiled-cpu": collecting,
+    "collect-rings-cpu": rings,
+    "cpu-make-train": make_train,
+    "cpu-peers": peers,
+    "cpu-train": trained,
+    "gpu-default": trained,
+    "gpu-env": env_table,
+    "gpu-start-cold": started,
+    "gpu-start-warm": started,
+    "gpu-train": train_table,
+    "learners-h200": learners,
+    "mario-h200": mario,
+    "replay-cpu": replay_peers,
+    "replay-h200": replay,
+    "replay-prioritized-cpu": prioritized,
+    "snake-10x10-h200": snake_10x10,
+    "snake-20x20-h200": snake_20x20,
+    "snake-6x6-cpu": snake_6x6,
+    "tetris-controllers-h200": tetris_controllers,
+    "tetris-greedy-cpu": tetris_greedy,
+    "tetris-learning-h200": tetris_learning,
+    "tetris-speed-h200": tetris_speed,
+    "verified-h200": verified,
+}
+
+
+def page(results: Path = RESULTS) -> str:
+    """Return the text of docs/benchmarks.md."""
+    tables: dict[str, list[str]] = {section: [] for section in INTRODUCTION}
+    for path in sorted(results.glob("*.json")):
+        if path.stem not in EXTRACTORS:
+            raise SystemExit(f"{path} has no extractor; add one to EXTRACTORS in {Path(__file__).name}.")
+        file = json.loads(path.read_text(encoding="utf-8"))
+        for row in EXTRACTORS[path.stem](file):
+            values = (str(row.record.get(key, file.get(key, "-"))) for key in ("commit", "date"))
+            commit, date = next(values), next(values)
+            source = f"[{path.stem}](../bench/results/{path.name})"
+            cells = (row.what, row.result, hardware(file), hashes(commit), date, source)
+            tables[row.section].append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `python bench/make_benchmarks_page.py` from the files in `bench/results`; do not edit by hand. Every row "
+        "names the commit and the date of its measurement: speeds of older commits are not those of today's code. *near* "
+        "marks a working tree close to that commit. Each file holds the command and more details, such as other work that "
+        "ran on the machine.",
+    ]
+    for section, rows in tables.items():
+        head = ["| what | result | hardware | commit | date | source |", "|---|---|---|---|---|---|"]
+        lines += ["", f"## {section}", "", INTRODUCTION[section], "", *head, *rows]
+    return "\n".join(lines) + "\n"
+
+
+def hashes(commit: str) -> str:
+    """Return the hashes in a file's note on its commit; *near* where the tree was not exactly that commit."""
+    found = re.findall(r"\b[0-9a-f]{7}\b", commit)
+    exact = re.fullmatch(r"[0-9a-f]{7}(, ([0-9a-f]{7}|beside .*))*", commit)
+    return ", ".join(found) if exact else f"near {' and '.join(found)}" if found else "not recorded"
+
+
+def hardware(file: Record) -> str:
+    """Return the machine of a file in two words: H200, or 2 CPU cores."""
+    return "H200" if "H200" in file["hardware"] else "2 CPU cores (Neoverse-N1)"
+
+
+def main() -> None:
+    text = page()
+    if "--check" in sys.argv:
+        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{PAGE} is out of date; run python {Path(__file__).name}.")
+        return
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
