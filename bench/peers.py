@@ -22,8 +22,9 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from redline import games, oracles
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.tools.bench import describe_machine, rate
 
 GAME = "snake"

@@ -27,7 +27,7 @@ from redline.cli.command import COMMANDS, by_position, own_options
 from redline.cli.commands.train import closing_lines
 from redline.cli.parse import parse, split
 from redline.core.errors import UserError
-from redline.run import config, evaluate, session
+from redline.run import evaluate, resolve, session, settings
 
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (
@@ -313,10 +313,10 @@ def test_doctor() -> None:
     record = output.json
     assert (record["env"], record["algo"]) == ("snake", "ppo")
     assert record["hardware"]["device"] == "cpu"
-    assert all(choice["why"] for choice in record["settings"].values())
+    assert all(choice["source"] for choice in record["settings"].values())
     text = call("doctor").out
     assert "Device: cpu" in text
-    assert all(choice["why"] in text for choice in record["settings"].values())
+    assert all(choice["reason"] in text for choice in record["settings"].values())
 
 
 def test_list() -> None:
@@ -538,7 +538,7 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("list") == (130, "", "")
 
 
-known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config.Settings)]
+known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(settings.Settings)]
 word = st.one_of(
     st.sampled_from(
         [*known, "--json", "--no-compile", "--env.width", "--dqn.gamma", "--dqn.hidden", "--", "-1", "=", "auto"]
@@ -555,7 +555,7 @@ def test_any_words_are_a_plan_or_one_sentence(words: list[str]) -> None:
     refused, plan = "", None
     try:
         request = parse("train", COMMANDS.load("train"), ["snake", *words])
-        plan = config.resolve(config.from_words("snake", request.options))
+        plan = resolve.resolve(settings.from_words("snake", request.options))
     except UserError as error:
         refused = str(error)
     assert refused if plan is None else plan.num_envs >= 1

@@ -54,8 +54,8 @@ def train(env: str, **options: Any) -> Run:
     options: those of `redline train` with underscores (`steps=20_000_000`); `env_options` and `algo_options` are
         dictionaries.
     """
-    from redline.run.config import Settings
     from redline.run.options import build
+    from redline.run.settings import Settings
     from redline.run.train import train as run
 
     return run(build(Settings, {"env": env, **options}, ""))

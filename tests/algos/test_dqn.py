@@ -24,8 +24,9 @@ from redline.envs.batch import Rules, env_keys
 from redline.replay import windows
 from redline.replay.contract import ReplayRequest
 from redline.replay.device import DeviceReplay
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
 TINY = Config(batch_size=4, hidden=(8,), replay_capacity=1000, n_step=1)

@@ -21,8 +21,9 @@ from redline.engine.runtime import Runtime
 from redline.envs import batch
 from redline.envs.batch import Rules, env_keys
 from redline.replay.priority import UNIT, Priorities
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
 LANES, ROWS = 12, 24

@@ -16,7 +16,7 @@ from redline.cli import catalog, schema
 from redline.cli.command import COMMANDS
 from redline.core.errors import UserError
 from redline.envs import CPU_ENVS, load_game
-from redline.run.config import Settings
+from redline.run.settings import Settings
 
 
 def assert_same(options: tuple[schema.Option, ...], kind: type[Any]) -> None:

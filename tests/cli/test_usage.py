@@ -18,7 +18,7 @@ from redline.cli import catalog
 from redline.cli.command import COMMANDS, Request
 from redline.cli.parse import merge_config, parse
 from redline.core.errors import UserError
-from redline.run.config import from_words
+from redline.run.settings import from_words
 
 SOURCE = Path(__file__).parents[2] / "src"
 WITHOUT_TORCH = [

@@ -24,8 +24,9 @@ from redline import algos
 from redline.collect.actor_collector import ActorCollector
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 HERE, TOYS = (str(Path(__file__).parents[1] / folder) for folder in ("collect", "host"))
 ENV = "gym:faulty:Faulty-v0"
@@ -415,7 +416,8 @@ def script(body: str, **environment: str) -> subprocess.Popen[str]:
 
 TRAIN = """
     import torch
-    from redline.run.config import Settings, resolve
+    from redline.run.resolve import resolve
+    from redline.run.settings import Settings
     from redline.run.session import Session
     settings = Settings("gym:faulty:Faulty-v0", "ppo", num_envs=4, actors=2, device="cpu", steps=10**6, inference="actors",
                         algo_options={"hidden": (8,), "rollout_steps": 16, "batch_size": 64})

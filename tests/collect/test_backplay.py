@@ -11,7 +11,8 @@ from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.envs import batch, make_rules
 from redline.envs.batch import env_keys
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
+from redline.run.settings import Settings
 from redline.run.train import train
 
 LANES, STEPS = 64, 4

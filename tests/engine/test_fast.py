@@ -18,8 +18,10 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Hardware, Spec, map_record
 from redline.engine import fast
 from redline.envs.batch import Rules
-from redline.run.config import Plan, Settings, resolve
+from redline.run.plan import Plan
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 # ---- Compilation
 

@@ -16,8 +16,9 @@ from redline.envs import make_rules
 from redline.envs.frames import Frames, _averages
 from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
 from redline.run import evaluate
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,9 @@ from redline.core.errors import UserError
 from redline.envs import gym_make, make_rules
 from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
 from redline.run import evaluate
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 
 def envs_of(name: str, count: int = 2, **options: Any) -> GymEnvs:

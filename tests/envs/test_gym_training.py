@@ -14,8 +14,9 @@ from redline import algos
 from redline.core.errors import UserError
 from redline.envs import make_rules
 from redline.run import agent, device_choice, evaluate
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.run.train import train
 from redline.tools import watch
 

@@ -27,7 +27,8 @@ from redline.envs import mario as adapter
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
+from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
 NOTHING, RIGHT, RIGHT_JUMP, RUN, RUN_JUMP, JUMP, LEFT = range(7)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 sys.path.insert(0, str(Path(__file__).parents[1] / "collect"))  # for `faulty`, here and in actors

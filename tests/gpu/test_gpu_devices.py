@@ -10,7 +10,7 @@ import torch
 
 from redline import algos
 from redline.run import device_choice
-from redline.run.config import Settings
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 

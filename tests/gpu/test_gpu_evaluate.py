@@ -12,9 +12,10 @@ from torch import Tensor
 
 from redline import envs
 from redline.run import evaluate as module
-from redline.run.config import Settings, resolve
 from redline.run.evaluate import drawn, evaluate
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 LANES, ROLLOUT, ITERATIONS = 256, 4, 10

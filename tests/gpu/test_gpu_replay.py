@@ -11,8 +11,9 @@ import torch
 from redline.core import random
 from redline.replay.priority import Priorities
 from redline.replay.transfer import AHEAD, DirectTransfer
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

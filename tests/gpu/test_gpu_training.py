@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from redline.engine import fast
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,8 @@ from redline.envs import load_game
 from redline.recipes import Request, cpu_envs, tensor_games
 from redline.recipes.recipe import for_hardware
 from redline.run import session
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
+from redline.run.settings import Settings
 
 
 def cpu(cores: int, memory_gb: float) -> Hardware:

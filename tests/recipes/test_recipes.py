@@ -22,7 +22,8 @@ from redline.engine.fast import CompilerOptions
 from redline.envs import gym_envs, load_game
 from redline.recipes import Recipe, Request, Setting, cpu_envs, tensor_games
 from redline.recipes.recipe import RUN_SETTINGS, UNSET, ByClass, by_device, for_hardware, per_core
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
+from redline.run.settings import Settings
 
 assert toys  # registers the environments of Gymnasium that the cases use
 STORED = json.loads(plan_table.STORED.read_text())

@@ -15,8 +15,9 @@ from redline.core.errors import StorageError, UserError
 from redline.envs import Env
 from redline.run.agent import load_agent
 from redline.run.checkpoint import Checkpoints
-from redline.run.config import Settings, resolve
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.run.train import Run, train
 
 SETTINGS = Settings(

@@ -20,8 +20,8 @@ from redline import cli, envs
 from redline.core.errors import UserError
 from redline.run.agent import Agent, load_agent
 from redline.run.compare import check_comparable, evaluate_runs, over_runs
-from redline.run.config import Settings
 from redline.run.evaluate import Evaluation
+from redline.run.settings import Settings
 from redline.run.statistics import bootstrap_runs, wilson_interval
 from redline.run.train import train
 

@@ -19,10 +19,11 @@ from redline.envs import make_rules
 from redline.recipes import Phase
 from redline.run import evaluate, train
 from redline.run.checkpoint import Checkpoint, Checkpoints
-from redline.run.config import Settings, resolve
 from redline.run.curriculum import Curriculum, phases_of, read_phases
+from redline.run.resolve import resolve
 from redline.run.run_folder import Metrics
 from redline.run.session import Session
+from redline.run.settings import Settings
 
 RULES = make_rules("snake", {"width": 6, "height": 5})
 

@@ -18,8 +18,10 @@ from redline import algos
 from redline.core.errors import UserError
 from redline.engine import hardware
 from redline.run import device_choice
-from redline.run.config import Plan, Settings, resolve
 from redline.run.device_choice import cache_file, decide, samples_per_second
+from redline.run.plan import Plan
+from redline.run.resolve import resolve
+from redline.run.settings import Settings
 from redline.run.train import train
 
 SNAKE = Settings("snake", "dqn")
@@ -59,6 +61,11 @@ def refuse(plan: Plan) -> float:
     pytest.fail(f"{plan.device} was measured")
 
 
+def _values(plan: Plan) -> dict[str, Any]:
+    """The values of a plan without their sources: a device may be requested or chosen."""
+    return {name: value for name, value in plan.describe().items() if name != "provenance"}
+
+
 # ---- the choice
 
 
@@ -79,10 +86,12 @@ def test_the_faster_device_is_taken_with_its_settings(speeds: dict[str, float], 
     assert plan.graph == (device != "cpu")
     assert plan.settings.device == "auto"
     same = resolve(dataclasses.replace(SNAKE, device=device))
-    assert plan.describe() == same.describe()
-    assert plan.reasons | {"device": ""} == same.reasons | {"device": ""}
-    measured = {str(asked.device): asked.describe() for asked in watch.asked}
-    assert measured == {name: resolve(dataclasses.replace(SNAKE, device=name)).describe() for name in ("cpu", "cuda:0")}
+    assert _values(plan) == _values(same)
+    assert {k: v for k, v in plan.provenance.items() if k != "device"} == {
+        k: v for k, v in same.provenance.items() if k != "device"
+    }
+    measured = {str(asked.device): _values(asked) for asked in watch.asked}
+    assert measured == {name: _values(resolve(dataclasses.replace(SNAKE, device=name))) for name in ("cpu", "cuda:0")}
 
 
 def test_without_a_gpu_nothing_is_measured(gpus: Callable[[int], None]) -> None:
@@ -97,14 +106,14 @@ def test_without_a_gpu_nothing_is_measured(gpus: Callable[[int], None]) -> None:
 def test_a_device_that_is_named_is_taken(device: str) -> None:
     plan = decide(Settings("snake", "dqn", device=device), refuse)
     assert plan.device.type == device.split(":")[0]
-    assert plan.reasons["device"] == "asked for"
+    assert plan.provenance["device"].source == "requested"
 
 
 @pytest.mark.parametrize("wish", [{"graph": True}, {"precision": "tf32"}])
 def test_what_only_a_gpu_can_do_is_done_there(wish: dict[str, Any]) -> None:
     plan = decide(Settings("snake", "dqn", **wish), refuse)
     assert str(plan.device) == "cuda:0"
-    assert plan.reasons["device"] == "what is asked for needs a CUDA device"
+    assert plan.reasons["device"] == "the requested settings need a CUDA device"
 
 
 def test_impossible_wishes_are_told_before_anything_is_measured() -> None:
@@ -128,7 +137,7 @@ def test_a_measurement_that_fails_means_the_gpu_and_is_said(error: Exception, to
 
     plan = decide(SNAKE, fail)
     assert str(plan.device) == "cuda:0"
-    assert plan.reasons["device"] == f"the devices could not be measured ({told}); a GPU is usually the faster one"
+    assert plan.reasons["device"] == f"the devices could not be measured ({told}); a GPU is usually faster"
     watch = Stopwatch(cpu=2.0, cuda=1.0)
     assert str(decide(SNAKE, watch).device) == "cpu"  # what failed is not remembered
     assert len(watch.asked) == 2
@@ -223,7 +232,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None
 
 
 def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_choice, "_KEPT", 3)
+    monkeypatch.setattr(device_choice, "_CACHED", 3)
     for count in (1, 2, 3, 4):
         decide(Settings("snake", "dqn", num_envs=count), Stopwatch())
     assert len(json.loads(cache_file().read_text())) == 3

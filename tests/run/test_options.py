@@ -12,17 +12,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redline import cli
 from redline.algos import dqn
+from redline.cli.commands.doctor import DoctorOptions
+from redline.cli.commands.eval import EvalOptions
+from redline.cli.commands.watch import WatchOptions
 from redline.core.errors import UserError
 from redline.games import snake
-from redline.run.config import Settings
 from redline.run.options import build, parse_number, parse_value
+from redline.run.settings import Settings
 
 KINDS = [  # every type that an option of ours has, and its kin
     *{
         hint
-        for kind in (Settings, dqn.Config, snake.Config, cli.EvalOptions, cli.WatchOptions, cli.BenchOptions)
+        for kind in (Settings, dqn.Config, snake.Config, EvalOptions, WatchOptions, DoctorOptions)
         for name, hint in typing.get_type_hints(kind).items()
         if not name.endswith("_options")
     },

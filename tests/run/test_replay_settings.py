@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from redline.core.errors import StorageError, UserError
 from redline.engine import hardware
-from redline.run import config as module
-from redline.run.config import Settings, from_words, resolve
+from redline.run import resolve as module
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings, from_words
 from redline.run.train import train
 
 SMALL = {"width": 4, "height": 4}

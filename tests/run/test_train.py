@@ -30,9 +30,10 @@ from redline.core.errors import StorageError, UserError
 from redline.run import budget, final_evaluation
 from redline.run import train as loop
 from redline.run.checkpoint import Checkpoint, RunLock, read_checkpoint
-from redline.run.config import Settings, from_words, resolve
+from redline.run.resolve import resolve
 from redline.run.run_folder import Metrics
 from redline.run.session import Session
+from redline.run.settings import Settings, from_words
 
 SOURCE = Path(__file__).parents[2] / "src"
 HALF, FULL = 320, 640  # environment steps; an iteration is 16

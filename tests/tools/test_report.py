@@ -17,7 +17,7 @@ from PIL import Image
 
 from redline import cli
 from redline.core.errors import StorageError, UserError
-from redline.run.config import Settings
+from redline.run.settings import Settings
 from redline.run.train import train
 from redline.tools.curves import PIXELS, draw, mean_and_range
 from redline.tools.report import markdown, read_runs, write_report

@@ -1,8 +1,8 @@
-"""Which device a run trains on. Where there is a GPU, playing and learning are timed for a moment on it and on the CPU.
+"""Choose the device of a run: where there is a GPU, time playing and learning briefly on it and on the CPU.
 
-What is timed is the run's own game and network at the run's own sizes: a step of all games, and forward and backward of a
-batch. Neither side is compiled, which would take longer than the choice is worth; on the GPU each is one CUDA graph, as in
-training. What a learner does besides (replay, returns, optimizer) is left out on both sides.
+The measurement uses the run's own game and network at the run's own sizes: one step of all games, and forward and backward
+of a batch. Neither side is compiled, which would take longer than the choice saves; on the GPU each is one CUDA graph, as in
+training. The rest of a learner's work (replay, returns, optimizer) is left out on both sides.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,55 +25,69 @@ from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.engine.runtime import Runtime
 from redline.envs import Rules, batch
-from redline.run.config import Plan, Settings, digest, resolve
+from redline.recipes import Setting
+from redline.run.plan import Plan, digest
 from redline.run.progress import quantity
+from redline.run.resolve import HARDWARE, resolve
 from redline.run.run_folder import write_json
+from redline.run.settings import Settings
 
 Measure = Callable[[Plan], float]
-_SECONDS = 1.0  # about as long as each of the four measurements may take
-_FIRST, _GROWTH = 16, 4  # games or samples in the first round, and times as many in each next one
-_ROUNDS, _CALLS = 2, 3  # the best of so many times so many calls counts
-_VERSION = 1  # of this way to measure: figures of another are not comparable
-_KEPT = 200  # figures that are kept
-_DECIDES = ("env", "algo", "num_envs", "accumulate", "precision", "graph", "time_limit", "rules_version", "env_options")
+_SECONDS = 1.0  # limit of each of the four measurements, approximately
+_FIRST, _GROWTH = 16, 4  # games or samples in the first round, and the factor for each next round
+_ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
+_VERSION = 1  # of the measurement: figures of different versions are not comparable
+_CACHED = 200  # figures in the cache file
+_DECISIVE = (
+    "env",
+    "algo",
+    "num_envs",
+    "accumulate",
+    "precision",
+    "graph",
+    "time_limit",
+    "rules_version",
+    "env_options",
+)
 
 
 def decide(settings: Settings, measure: Measure | None = None) -> Plan:
-    """The plan of `settings`; where their device is `auto`, on the device that learns from more samples a second.
+    """Return the plan of `settings`; with device `auto`, on the device that learns from more samples per second.
 
-    A run that is continued stays where it began. `measure` gives the samples a second of a plan.
+    A resumed run stays on its device. `measure` returns the samples per second of a plan.
     """
     plan = resolve(settings)
     if settings.device != "auto":
         return plan
-    began = _began(plan)
-    if began:
-        return _on(began, settings, "the run began there")
+    before = _device_of_run(plan)
+    if before:
+        return _on(before, settings, "the run began there")
     if plan.device.type != "cuda":
         return plan
     gpu = str(plan.device)
     try:
         on_cpu = _on("cpu", settings, "")
     except UserError:  # CUDA graphs and TF32 need one
-        return _on(gpu, settings, "what is asked for needs a CUDA device")
+        return _on(gpu, settings, "the requested settings need a CUDA device")
     try:
         speed, on_cpu_speed = _speeds((plan, on_cpu), measure or samples_per_second)
-    except Exception as error:  # whatever it was, training will do without or say it better
-        why = fast.first_line(error)
-        return _on(gpu, settings, f"the devices could not be measured ({why}); a GPU is usually the faster one")
+    except Exception as error:  # training will manage without, or report it better
+        reason = f"the devices could not be measured ({fast.first_line(error)}); a GPU is usually faster"
+        return _on(gpu, settings, reason)
     figures = f"measured before compilation: cpu {quantity(on_cpu_speed)}, {gpu} {quantity(speed)} samples/s"
     return _on("cpu" if on_cpu_speed > speed else gpu, settings, figures)
 
 
-def _on(device: str, settings: Settings, why: str) -> Plan:
-    """The plan for a device that was not asked for by name, and why it is this one."""
+def _on(device: str, settings: Settings, reason: str) -> Plan:
+    """Return the plan for a device that was not requested by name, with the reason for the device."""
     plan = resolve(dataclasses.replace(settings, device=device))
     settings = dataclasses.replace(plan.settings, device=settings.device)
-    return dataclasses.replace(plan, settings=settings, reasons=plan.reasons | {"device": why})
+    chosen = Setting(str(plan.device), reason, "derived from a measurement" if "measured" in reason else HARDWARE)
+    return dataclasses.replace(plan, settings=settings, provenance=plan.provenance | {"device": chosen})
 
 
-def _began(plan: Plan) -> str:
-    """The device of the run that will be continued; an empty string where there is none, or no such device here."""
+def _device_of_run(plan: Plan) -> str:
+    """Return the device of the run that will be resumed; an empty string if there is none, or no such device here."""
     resume = plan.settings.resume
     folder = plan.run_dir if resume in ("auto", "must") else Path(resume).absolute().parent.parent
     if resume != "never":
@@ -83,51 +97,66 @@ def _began(plan: Plan) -> str:
 
 
 def _speeds(plans: tuple[Plan, Plan], measure: Measure) -> list[float]:
-    """Samples a second of each plan: as measured before, or measured now and kept."""
+    """Return the samples per second of each plan: from the cache, or measured now and cached."""
     path = cache_file()
     known = _read(path)
     key = digest([_VERSION, torch.__version__, torch.get_num_threads(), [_decisive(plan) for plan in plans]])
     if key in known:
         return known[key]
     try:
-        found = [float(measure(plan)) for plan in plans]
+        speeds = []
+        for plan in plans:
+            with _threads(plan.threads):
+                speeds.append(float(measure(plan)))
     finally:
-        torch.cuda.empty_cache()  # nothing where there is no GPU
-    with suppress(OSError, UserError):  # without a place to keep them they are measured again
+        torch.cuda.empty_cache()  # does nothing without a GPU
+    with suppress(OSError, UserError):  # without a cache the next run measures again
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict([*known.items(), (key, found)][-_KEPT:]))
-    return found
+        write_json(path, dict([*known.items(), (key, speeds)][-_CACHED:]))
+    return speeds
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use so many CPU threads; 0 leaves it as it is."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cache_file() -> Path:
-    """Where figures are kept; delete it to have them measured again."""
+    """Return the file of cached measurements; delete it to measure again."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline" / "devices.json"
 
 
 def _read(path: Path) -> dict[str, list[float]]:
-    """Figures kept earlier, but for what is garbled."""
+    """Return the cached figures that are valid."""
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text())
         if isinstance(record, dict):
-            return {key: found for key, found in record.items() if _are_speeds(found)}
+            return {key: speeds for key, speeds in record.items() if _are_speeds(speeds)}
     return {}
 
 
-def _are_speeds(found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(isinstance(x, float) and x > 0 for x in found)
+def _are_speeds(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(x, float) and x > 0 for x in value)
 
 
 def _decisive(plan: Plan) -> list[Any]:
-    """What the speed of a plan follows from."""
+    """Return the settings that decide the speed of a plan."""
     record = plan.describe()
-    return [dataclasses.asdict(plan.hardware), [record[name] for name in _DECIDES], record["algo_options"]]
+    return [dataclasses.asdict(plan.hardware), [record[name] for name in _DECISIVE], record["algo_options"]]
 
 
 def samples_per_second(plan: Plan) -> float:
-    """Learned from, together with the playing that goes with them, in a second; without compilation."""
+    """Return how many samples per second the plan learns from, playing included, without compilation."""
     rules, device = plan.rules, plan.device
-    runtime = fast.runtime(device, plan.precision, fast.Compiler(False, _say_nothing))
+    runtime = fast.runtime(device, plan.precision, fast.Compiler(False, _ignore))
     net = _network(plan, runtime)
     weights = list(net.parameters())
 
@@ -141,14 +170,14 @@ def samples_per_second(plan: Plan) -> float:
         @torch.no_grad()
         def step() -> None:
             with runtime.autocast():
-                values = net(*_seen(rules, envs.game))
-            if not rules.game.ON_CPU:  # the host's environments take as long whichever device learns
+                values = net(*_network_input(rules, envs.game))
+            if not rules.game.ON_CPU:  # CPU environments take the same time whichever device learns
                 assign(envs, batch.step(rules, envs, values.argmax(1))[0])
 
         return step
 
     def learn(samples: int) -> Callable[[], None]:
-        obs, legal = _seen(rules, begin(samples).game)
+        obs, legal = _network_input(rules, begin(samples).game)
 
         def differentiate() -> None:
             with runtime.autocast():
@@ -158,11 +187,12 @@ def samples_per_second(plan: Plan) -> float:
         return differentiate
 
     played, learned = _seconds_each(play, plan.num_envs, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
-    return 1 / (played / _samples_per_step(plan) + learned)
+    samples_per_step = plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
+    return 1 / (played / samples_per_step + learned)
 
 
-def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
-    """Observations and legal actions; where the host stacks frames, as many zeros."""
+def _network_input(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
+    """Return observations and legal actions; zeros of the right shape for CPU environments."""
     spec = rules.game.spec(rules.config)
     if rules.game.ON_CPU:
         return torch.zeros(len(state[0]), *spec.obs_shape, dtype=spec.obs_dtype, device=state[0].device), None
@@ -170,7 +200,7 @@ def _seen(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _network(plan: Plan, runtime: Runtime) -> nn.Module:
-    """The policy of a learner of one game that remembers next to nothing."""
+    """Return the policy network of a learner with one game and next to no replay memory."""
     small = {"batch_size": 1, "replay": replay.DEFAULT, "replay_capacity": 1024}
     config = dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in plan.algo.options})
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1, device=plan.device)))
@@ -181,13 +211,8 @@ def _network(plan: Plan, runtime: Runtime) -> nn.Module:
     return net.to(plan.device)
 
 
-def _samples_per_step(plan: Plan) -> float:
-    """How often a step that is played is learned from."""
-    return plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
-
-
 def _seconds_each(prepare: Callable[[int], Callable[[], None]], size: int, plan: Plan) -> float:
-    """What `prepare(size)` takes, divided by `size`; measured with fewer where so many would take too long."""
+    """Return the seconds of `prepare(size)` divided by `size`; measured with fewer if `size` would take too long."""
     ends, count = time.perf_counter() + _SECONDS, min(size, _FIRST)
     while True:
         took = _seconds(prepare(count), plan, ends)
@@ -199,13 +224,13 @@ def _seconds_each(prepare: Callable[[int], Callable[[], None]], size: int, plan:
 
 
 def _seconds(function: Callable[[], None], plan: Plan, ends: float) -> float:
-    """Of a call, as it will be run: captured or launched. After the time `ends` one round must do."""
+    """Return the seconds of a call, run as in training: captured or launched. Past the time `ends` one round suffices."""
 
     def wait() -> None:
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)
 
-    call = fast.Graph(function, plan.graph, _say_nothing)
+    call = fast.Graph(function, plan.graph, _ignore)
     call()
     while not call.ready:
         call()
@@ -222,6 +247,6 @@ def _seconds(function: Callable[[], None], plan: Plan, ends: float) -> float:
     return best
 
 
-def _say_nothing(text: str) -> None:
-    """What falls back here falls back in training too, and is told there."""
-    del text
+def _ignore(message: str) -> None:
+    """Drop a message: training falls back in the same way and reports it."""
+    del message

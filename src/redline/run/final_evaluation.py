@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redline.run.config import Plan
 from redline.run.evaluate import Policy, evaluate, greedy
+from redline.run.plan import Plan
 from redline.run.progress import Progress
 from redline.run.session import Session
 

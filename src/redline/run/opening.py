@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from redline.run.config import Plan
+from redline.run.plan import Plan
 
 
 def opening_lines(plan: Plan) -> list[str]:

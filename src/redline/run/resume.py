@@ -10,7 +10,7 @@ from redline import replay
 from redline.core.errors import UserError
 from redline.run.budget import Budget
 from redline.run.checkpoint import Checkpoint, Checkpoints
-from redline.run.config import Plan
+from redline.run.plan import Plan
 from redline.run.run_folder import CONFIG, RECORDS, Notify, read_config, read_result
 from redline.run.session import Session
 

@@ -19,7 +19,8 @@ from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.replay.contract import UsesReplay
 from redline.run.checkpoint import copy_into
-from redline.run.config import Plan, state_bytes
+from redline.run.plan import Plan
+from redline.run.resolve import state_bytes
 
 
 class Session:
@@ -28,6 +29,8 @@ class Session:
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
         _check_memory(plan)
+        if plan.threads:
+            torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events are those of the current device
             torch.cuda.set_device(plan.device)
         self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.recipe.compiler)

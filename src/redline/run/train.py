@@ -17,11 +17,12 @@ from redline.core.errors import UserError
 from redline.run import device_choice, final_evaluation, resume
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
-from redline.run.config import Plan, Settings
 from redline.run.opening import finished_line, opening_lines
+from redline.run.plan import Plan
 from redline.run.progress import Progress, device_use, quantity
 from redline.run.run_folder import RESULT, Metrics, write_config, write_json
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.run.signals import StopSignals
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}  # by `stopped_by`; 0 for a limit

@@ -23,9 +23,10 @@ from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.run import options
-from redline.run.config import Settings, resolve
 from redline.run.progress import quantity
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.tools.bench_options import BenchRequest
 
 _WARM_UP = 6  # calls before the clock starts: compilation, capture

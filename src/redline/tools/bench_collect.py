@@ -32,9 +32,11 @@ from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.envs import Rules, load_game, make_rules
 from redline.envs.gym_envs import GymEnvs
-from redline.run.config import Plan, Settings, resolve
+from redline.run.plan import Plan
 from redline.run.progress import quantity
+from redline.run.resolve import resolve
 from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.tools.bench_options import BenchRequest
 
 _FAST = "gym:CartPole-v1"

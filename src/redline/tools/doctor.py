@@ -1,4 +1,4 @@
-"""What hardware was found, which settings follow from it, and why; and what slows training down here."""
+"""The hardware found, the settings chosen for it with source and reason, and warnings about what slows training down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from redline.core.records import Hardware, Tier
 from redline.engine import hardware
 from redline.run import device_choice
-from redline.run.config import Plan, Settings
+from redline.run.plan import DEFAULT_SOURCES, Plan
+from redline.run.settings import Settings
 
 TIERS: dict[Tier, str] = {
     "cpu-few": "a CPU of up to 4 cores",
@@ -20,91 +21,102 @@ TIERS: dict[Tier, str] = {
     "gpu-mid": "a GPU of 10 to 30 GB, or without bfloat16",
     "gpu-large": "a GPU of 30 GB or more",
 }
-_FREE = 2 * 10**9  # bytes of memory below which games and replay may not fit
-_SHARED = 256 * 10**6  # bytes of shared memory; containers often come with 64 MB
+_LOW_MEMORY = 2 * 10**9  # bytes below which games and replay may not fit
+_LOW_SHARED_MEMORY = 256 * 10**6  # bytes; containers often come with 64 MB
 
 
 def examine(env: str, algo: str, device: str) -> dict[str, Any]:
-    """The machine and the settings `redline train` would begin a run with on it."""
+    """Return the machine and the settings that `redline train` would start a run with."""
     plan = device_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
-    chosen = plan.describe()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "hardware": dataclasses.asdict(plan.hardware),
         "class": plan.hardware.tier,
-        "also": [dataclasses.asdict(machine) for machine in _others(plan)],
+        "also": [dataclasses.asdict(machine) for machine in _other_devices(plan)],
         "env": env,
         "algo": plan.settings.algo,
-        "settings": {name: {"value": _lookup(chosen, name), "why": why} for name, why in sorted(plan.reasons.items())},
+        "settings": {name: setting.describe() for name, setting in sorted(plan.provenance.items())},
         "warnings": find_warnings(plan),
     }
 
 
-def _lookup(chosen: dict[str, Any], name: str) -> Any:
-    """The value of a setting, of the environment's where its name says so, else the run's or the algorithm's."""
-    if name.startswith("env."):
-        return chosen["env_options"][name.removeprefix("env.")]
-    return chosen.get(name, chosen["algo_options"].get(name))
-
-
-def _others(plan: Plan) -> list[Hardware]:
-    """What could have been trained on as well."""
-    there = dict.fromkeys((hardware.pick_device("auto"), torch.device("cpu")))
-    return [hardware.detect(device) for device in there if device != plan.device]
+def _other_devices(plan: Plan) -> list[Hardware]:
+    """Return the devices of this machine that were not chosen."""
+    devices = dict.fromkeys((hardware.pick_device("auto"), torch.device("cpu")))
+    return [hardware.detect(device) for device in devices if device != plan.device]
 
 
 def find_warnings(plan: Plan) -> list[str]:
-    """What slows training down on this machine, each with what to do."""
-    found = []
+    """Return a warning for everything that slows training down on this machine, with a remedy."""
+    warnings = []
     if not plan.hardware.compiler:
-        found.append(
+        warnings.append(
             "There is no C++ compiler, without which torch.compile builds no CPU kernels and often no GPU kernels: training "
             "is several times slower. Install g++ or clang++ (apt install g++, or xcode-select --install)."
         )
     if hardware.has_nvidia_driver() and not torch.cuda.is_available():
-        what = f"this torch ({torch.__version__}) is built without CUDA"
-        todo = "Install one with it, see https://pytorch.org/get-started/locally."
+        problem = f"this torch ({torch.__version__}) is built without CUDA"
+        remedy = "Install one with it, see https://pytorch.org/get-started/locally."
         if torch.version.cuda:
-            what = f"torch, built for CUDA {torch.version.cuda}, cannot use it"
-            todo = (
-                "Update the driver, or install a torch for an older CUDA; see that CUDA_VISIBLE_DEVICES hides no GPU."
+            problem = f"torch, built for CUDA {torch.version.cuda}, cannot use it"
+            remedy = (
+                "Update the driver, or install a torch for an older CUDA; check that CUDA_VISIBLE_DEVICES hides no GPU."
             )
-        found.append(f"There is an NVIDIA driver, but {what}: the GPU is not used. {todo}")
+        warnings.append(f"There is an NVIDIA driver, but {problem}: the GPU is not used. {remedy}")
     for place in dict.fromkeys((plan.device, torch.device("cpu"))):
         free = hardware.free_bytes(place)
-        if free < _FREE:
-            found.append(
+        if free < _LOW_MEMORY:
+            warnings.append(
                 f"Only {free / 1e9:.1f} GB of memory are free on {place}: games and replay may not fit, or be swapped out. "
-                "End other programs, or take a smaller --num-envs and --replay-capacity."
+                "Close other programs, or use a smaller --num-envs and --replay-capacity."
             )
     shared = hardware.shared_memory_bytes()
-    if shared is not None and shared < _SHARED:
-        found.append(
-            f"Shared memory (/dev/shm) has {shared / 1e6:.0f} MB: environments in processes hand their observations over "
-            "there. Start the container with --shm-size=1g, or mount -o remount,size=1g /dev/shm."
+    if shared is not None and shared < _LOW_SHARED_MEMORY:
+        warnings.append(
+            f"Shared memory (/dev/shm) has {shared / 1e6:.0f} MB: actor processes pass their observations through "
+            "it. Start the container with --shm-size=1g, or mount -o remount,size=1g /dev/shm."
         )
-    return found
+    return warnings
 
 
-def _named(machine: dict[str, Any]) -> str:
+def _describe(machine: dict[str, Any]) -> str:
     return f"{machine['device']}, {machine['name']}, {machine['memory_gb']:.0f} GB"
 
 
-def report(found: dict[str, Any]) -> str:
-    machine = found["hardware"]
+def report(findings: dict[str, Any]) -> str:
+    """Return the findings of `examine` as text: the machine, a table of settings, warnings."""
+    machine = findings["hardware"]
     lines = [
-        f"Python {found['python']}, torch {found['torch']}" + (f", CUDA {found['cuda']}" if found["cuda"] else ""),
-        f"Device: {_named(machine)}; {machine['cores']} CPU cores",
-        *(f"Also here: {_named(other)}" for other in found["also"]),
-        f"Class: {found['class']}, {TIERS[found['class']]}",
+        f"Python {findings['python']}, torch {findings['torch']}"
+        + (f", CUDA {findings['cuda']}" if findings["cuda"] else ""),
+        f"Device: {_describe(machine)}; {machine['cores']} CPU cores",
+        *(f"Also here: {_describe(other)}" for other in findings["also"]),
+        f"Class: {findings['class']}, {TIERS[findings['class']]}",
         f"C++ compiler: {machine['compiler'] or 'none found'}",
-        f"Settings for {found['env']} with {found['algo']}:",
+        f"Settings for {findings['env']} with {findings['algo']}:",
+        *_settings_table(findings["settings"]),
     ]
-    for name, choice in found["settings"].items():
-        lines.append(f"  {name:<16} {choice['value']!s:<12} {choice['why']}")
-    if "measured" in found["settings"]["device"]["why"]:
-        lines.append(f"What was measured is kept in {device_choice.cache_file()}; delete it to measure again.")
-    lines += [f"Warning: {text}" for text in found["warnings"]]
+    if "measurement" in findings["settings"]["device"]["source"]:
+        lines.append(f"Measurements are cached in {device_choice.cache_file()}; delete it to measure again.")
+    lines += [f"Warning: {text}" for text in findings["warnings"]]
     return "\n".join(lines)
+
+
+def _settings_table(settings: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a row of value, source and reason for each setting that was chosen, and a line about the others."""
+    chosen = {name: record for name, record in settings.items() if record["source"] not in DEFAULT_SOURCES}
+    cells = [("setting", "value", "source", "reason")]
+    cells += [(name, _text(r["value"]), r["source"], r["reason"]) for name, r in chosen.items()]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    rows = [
+        "  " + "  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[3]]).rstrip() for row in cells
+    ]
+    others = len(settings) - len(chosen)
+    return [*rows, f"The other {others} options keep the defaults of algorithm and environment; --json lists them."]
+
+
+def _text(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

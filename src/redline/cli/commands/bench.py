@@ -24,9 +24,9 @@ def run(request: Request) -> int:
             raise UserError(
                 f"There is no benchmark '{kind}'{nearest(kind, KINDS) or '.'} Benchmarks: {', '.join(KINDS)}."
             )
-    from redline.run.config import split_groups
     from redline.run.options import build
     from redline.run.run_folder import write_json
+    from redline.run.settings import split_groups
     from redline.tools import bench
     from redline.tools.bench_collect import bench_collect
     from redline.tools.bench_replay import bench_replay

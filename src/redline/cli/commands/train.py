@@ -20,7 +20,7 @@ _BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command
 
 def options() -> tuple[Option, ...]:
     """Return the general options: the settings of a run, and --config."""
-    settings = schema.read_options("redline.run.config", "Settings")
+    settings = schema.read_options("redline.run.settings", "Settings")
     config = Option(
         "config", str | None, None, "TOML file with any of these options; tables [env] and [ALGO] hold theirs"
     )
@@ -41,7 +41,7 @@ def target(request: Request) -> tuple[str, str]:
 def run(request: Request) -> int:
     """Train, print the result and the next commands; the exit code tells why training stopped."""
     merged = merge_config("train", COMMAND, request)
-    from redline.run.config import from_words
+    from redline.run.settings import from_words
     from redline.run.train import EXIT_CODES, train
 
     result = train(from_words(merged.arguments[0], merged.options)).result

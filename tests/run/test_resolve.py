@@ -1,8 +1,10 @@
-"""From what was asked for to what will be done: automatic settings with reasons, impossible wishes as sentences."""
+"""From requested settings to a plan: chosen values with source and reason, impossible values as sentences."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
 from redline.recipes import Request
-from redline.run import config
 from redline.run.agent import load_agent
-from redline.run.config import Settings, from_words, resolve
+from redline.run.resolve import resolve
+from redline.run.settings import DEFAULT_MINUTES, Settings, from_words
 from redline.run.train import train
 
 
@@ -41,7 +43,7 @@ def test_automatic_settings_come_with_reasons() -> None:
     assert str(plan.run_dir) == "runs/snake-ppo"
     assert {"num_envs", "batch_size", "precision", "compile", "graph"} <= plan.reasons.keys()
     assert all(plan.reasons.values())
-    assert "asked for" not in plan.reasons.values()
+    assert not [name for name, setting in plan.provenance.items() if setting.source == "requested"]
     recommended = recipes.collect(Request(plan.rules.game, plan.hardware, "ppo"))
     chosen = {"num_envs": plan.num_envs, "env.view": "centred", "env.sight": 4}
     for name, setting in recommended.items():
@@ -112,8 +114,9 @@ def test_what_is_asked_for_wins() -> None:
         "replay_capacity": 999,
     }
     assert (plan.compile, plan.precision, plan.algo_config.gamma, str(plan.run_dir)) == (True, "bf16", 0.5, "here")
-    assert [plan.reasons[name] for name in ("num_envs", "compile", "precision")] == ["asked for"] * 3
-    assert "batch_size" not in plan.reasons  # the machine's reason is not that of the user
+    for name in (*asked, "compile", "precision", "graph", "gamma"):
+        assert plan.provenance[name].source == "requested"
+        assert name not in plan.reasons  # the reason for another value does not explain this one
     record = plan.describe()
     assert {name: record[name] for name in asked} == asked
     assert json.loads(json.dumps(record))["algo_options"]["batch_size"] == 32
@@ -156,7 +159,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
     pretend(monkeypatch, device="cuda:0")
     plan = resolve(Settings("snake", graph=False, precision="tf32"))
     assert (plan.graph, plan.precision) == (False, "tf32")
-    assert (plan.reasons["graph"], plan.reasons["precision"]) == ("asked for", "asked for")
+    assert [plan.provenance[name].source for name in ("graph", "precision")] == ["requested"] * 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_impossible_wishes(wishes: dict[str, Any], sentence: str) -> None:
 
 
 def test_three_minutes_when_no_limit_is_given() -> None:
-    assert resolve(Settings("snake")).minutes == config.DEFAULT_MINUTES == 3
+    assert resolve(Settings("snake")).minutes == DEFAULT_MINUTES == 3
     assert resolve(Settings("snake", steps=10)).minutes is None
     assert resolve(Settings("snake", episodes=10)).minutes is None
     assert resolve(Settings("snake", minutes=0.5)).minutes == 0.5
@@ -255,7 +258,7 @@ def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game()
         ),
         (
             {"dqn.gamma": "0.9", "ppo.gamma": "0.9"},
-            "Options of dqn and ppo are given; name the one to train with: --algo dqn",
+            "Options of dqn and ppo are given; choose one algorithm: --algo dqn",
         ),
         ({".gamma": "0.9"}, "There is no option group"),
         ({"stepz": "5"}, "There is no option stepz; did you mean 'steps'"),
@@ -298,7 +301,7 @@ def test_identity_is_what_a_continued_run_must_share() -> None:
 
 
 def test_a_setting_the_algorithm_does_not_have_is_named() -> None:
-    with pytest.raises(UserError, match=r"^ppo has no n_step; leave --n-step away or take another --algo\.$"):
+    with pytest.raises(UserError, match=r"^ppo has no n_step; drop --n-step or choose another --algo\.$"):
         resolve(Settings("snake", "ppo", n_step=3))
 
 
@@ -307,7 +310,7 @@ def test_a_preset_is_a_set_of_options_with_reasons(name: str) -> None:
     plan = resolve(from_words("snake", {"preset": name, "algo": "dqn"}))
     for option, value in dqn.PRESETS[name].items():
         assert getattr(plan.algo_config, option) == value
-        assert plan.reasons[option] == f"of the preset {name}"
+        assert plan.provenance[option].source == f"preset {name}"
     record = json.loads(json.dumps(plan.describe()))
     assert record["preset"] == name
     assert record["prioritized"] is (name == "rainbow")
@@ -338,7 +341,7 @@ def test_what_is_asked_for_wins_over_a_preset() -> None:
         ({"preset": "xyzzy"}, r"^dqn has no preset 'xyzzy'\. Presets: plain, rainbow, modern\.$"),
         (
             {"preset": "rainbow", "algo": "ppo"},
-            r"^ppo has no presets; leave --preset away or take another --algo that has: .*dqn.*\.$",
+            r"^ppo has no presets; drop --preset or choose an --algo that has: .*dqn.*\.$",
         ),
         ({"preset": "modern", "algo_options": {"double": True}}, r"^dqn.munchausen is on; expected dqn.double off"),
     ],
@@ -364,3 +367,46 @@ def test_a_run_with_a_preset_is_continued_and_evaluated(name: str, tmp_path: Pat
     assert agent.evaluate(2)["episodes"] == 2
     with pytest.raises(UserError, match=r"cannot be continued with these settings: .*dqn.distribution was"):
         train(Settings("snake", "dqn", steps=240, algo_options=small, **chosen))
+
+
+def test_every_setting_has_a_source() -> None:
+    plan = resolve(Settings("snake", "dqn", "rainbow", device="cpu", n_step=5, env_options={"width": 8}))
+    sources = {name: setting.source for name, setting in plan.provenance.items()}
+    assert sources["n_step"] == sources["env.width"] == sources["algo"] == "requested"
+    assert sources["dueling"] == "preset rainbow"
+    assert sources["env.view"] == "recipe snake"
+    assert sources["hidden"] == f"default for tensor games on {plan.hardware.tier}"
+    assert sources["huber"] == "algorithm default"
+    assert sources["env.start_length"] == "environment default"
+    assert sources["compile"] == "derived from the hardware"
+    assert resolve(Settings("snake", device="cpu")).provenance["batch_size"].source == "derived from num_envs"
+    assert all(sources.values())
+    values = {name: setting.value for name, setting in plan.provenance.items()}
+    assert (values["n_step"], values["env.width"], values["hidden"]) == (5, 8, plan.algo_config.hidden)
+    assert {f"env.{name}" for name in vars(plan.rules.config)} | set(vars(plan.algo_config)) <= values.keys()
+    record = json.loads(json.dumps(plan.describe()))["provenance"]
+    assert record["dueling"] == {"value": True, "source": "preset rainbow", "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("machine", "env", "threads"),
+    [
+        ({"device": "cpu", "cores": 2}, "snake", 1),
+        ({"device": "cpu", "cores": 16}, "snake", 16),
+        ({"device": "cpu", "cores": 16}, "gym:CartPole-v1", 1),
+        ({"device": "cuda:0", "cores": 16}, "snake", 0),
+    ],
+)
+def test_small_networks_on_few_cores_use_one_thread(
+    machine: dict[str, Any], env: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, **machine)
+    assert resolve(Settings(env)).threads == threads
+    assert resolve(Settings(env, threads=3)).threads == 3
+    with pytest.raises(UserError, match="threads is 0; expected a number above 0"):
+        resolve(Settings(env, threads=0))
+
+
+def test_settings_are_importable_without_torch() -> None:
+    code = "import sys, redline.run.settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,103 @@
+"""Plan: a run decided in every part, with the source of each setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redline.algos.algorithm import Algorithm
+from redline.core.records import Hardware
+from redline.envs import Rules
+from redline.recipes import Recipe, Setting
+from redline.run.curriculum import Curriculum
+from redline.run.settings import Settings
+
+DEFAULT_SOURCES = ("algorithm default", "environment default")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, decided in every part."""
+
+    settings: Settings
+    rules: Rules
+    algo: Algorithm
+    algo_config: Any
+    num_envs: int
+    device: torch.device
+    hardware: Hardware
+    precision: str
+    compile: bool
+    graph: bool
+    threads: int  # of torch on the CPU; 0: as torch chooses
+    minutes: float | None
+    backplay: float
+    actors: int
+    inference: str
+    run_dir: Path
+    curriculum: Curriculum | None
+    recipe: Recipe
+    # By name of the setting (`env.NAME` for the environment's, NAME for the run's and the algorithm's): value, source
+    # (`requested`, `recipe NAME`, `default for …`, `preset NAME`, `derived from …`, `algorithm default`), and reason.
+    provenance: dict[str, Setting]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The reason of each setting that was chosen for the user."""
+        return {name: str(setting.reason) for name, setting in self.provenance.items() if setting.reason}
+
+    def chosen(self) -> dict[str, Setting]:
+        """Return the settings that are not merely the defaults of the algorithm or the environment."""
+        return {name: s for name, s in self.provenance.items() if s.source not in DEFAULT_SOURCES}
+
+    def describe(self) -> dict[str, Any]:
+        """Return every value, as stored in config.json and shown in `settings`."""
+        settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
+        decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
+        decided |= {"compile": self.compile, "graph": self.graph, "threads": self.threads, "minutes": self.minutes}
+        decided |= {"curriculum": self.curriculum is not None, "backplay": self.backplay}
+        decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
+        decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
+        return (
+            settings
+            | decided
+            | {
+                "run_dir": str(self.run_dir),
+                "rules_version": self.rules.game.VERSION,
+                "env_options": dataclasses.asdict(self.rules.config),
+                "phases": self.curriculum.describe() if self.curriculum else [],
+                "algo_options": dataclasses.asdict(self.algo_config),
+                "provenance": {name: setting.describe() for name, setting in sorted(self.provenance.items())},
+            }
+        )
+
+    def identity(self, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the settings that a resumed run must share, besides RESUME_FIXED of its algorithm.
+
+        With `record`, the `describe` of another plan, return those of that plan.
+        """
+        record = record or self.describe()
+        names = ("seed", "num_envs", "time_limit", "rules_version", "env_options")
+        values = {name: record.get(name) for name in names}
+        free = getattr(self.rules.game, "RESUME_FREE", ())
+        defaults = vars(self.rules.game.Config())  # an option added later had its default in older runs
+        options = {k: v for k, v in (values["env_options"] or {}).items() if k not in free and defaults.get(k) != v}
+        return values | {"env_options": options}
+
+    @property
+    def identity_hash(self) -> str:
+        """A digest of `identity` and the algorithm's RESUME_FIXED options."""
+        fixed = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
+        return digest([self.settings.env, self.settings.algo, self.identity(), fixed])
+
+
+def digest(record: Any) -> str:
+    """Return 16 hexadecimal digits that differ for different records."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]

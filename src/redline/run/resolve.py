@@ -1,0 +1,405 @@
+"""From requested settings to a plan, pass by pass. Each pass returns its values with source and reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redline import algos, recipes, replay
+from redline.algos.algorithm import Algorithm
+from redline.core.errors import UserError, nearest
+from redline.core.records import Hardware
+from redline.engine import fast, hardware
+from redline.envs import Rules, batch, load_game, make_rules
+from redline.envs.gym_envs import WORTH_A_PROCESS
+from redline.games import Game
+from redline.recipes import Setting
+from redline.recipes.recipe import RUN_SETTINGS, Recipe
+from redline.replay.contract import Location
+from redline.run import options
+from redline.run.curriculum import Curriculum, phases_of, read_phases
+from redline.run.evaluate import MAX_SEED
+from redline.run.plan import Plan
+from redline.run.settings import DEFAULT_MINUTES, Settings
+
+# Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
+_ALGO_SHORTHANDS = ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
+_MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0, "backplay_steps": 1, "publish": 0}
+_SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
+REQUESTED, HARDWARE = "requested", "derived from the hardware"
+
+
+def resolve(settings: Settings) -> Plan:
+    """Return the plan for `settings`: everything left open is chosen; impossible values raise UserError with the option's name.
+
+    Device `auto` is the first GPU here; `device_choice.decide` measures whether the CPU is faster.
+    """
+    game = load_game(settings.env)
+    if game.ON_CPU:
+        game.check_installed()  # type: ignore[attr-defined]
+    device, chosen_device = _choose_device(settings)
+    machine = hardware.detect(device)
+    recipe = recipes.find(game.name)
+    algo, chosen_algo = _choose_algo(settings, game)
+    settings = dataclasses.replace(settings, algo=algo.name)
+    requested = _requested_algo_options(settings, algo)
+    recommended = _collect_recommended(settings, game, machine, requested)
+    rules, from_env = _build_rules(settings, game, recommended)
+    num_envs = _requested_or(settings.num_envs, recommended["num_envs"])
+    backplay = _choose_backplay(settings, game, recommended)
+    _validate(settings, num_envs.value, backplay.value)
+    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
+    algo_config, from_algo = _build_algo_config(
+        settings, algo, requested, recommended, num_envs.value, rules, device, run_dir
+    )
+
+    chosen = {
+        "device": chosen_device,
+        "algo": chosen_algo,
+        "num_envs": num_envs,
+        "backplay": backplay,
+        "precision": _choose_precision(settings.precision, machine),
+        "compile": _choose_compile(settings.compile, machine, game.ON_CPU),
+        "graph": _choose_graph(settings.graph, machine),
+        "threads": _choose_threads(settings.threads, machine, rules),
+        "actors": _choose_actors(settings, rules, machine, num_envs.value),
+    }
+    chosen["inference"] = _choose_inference(settings, machine, chosen["actors"])
+    curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
+    unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
+    return Plan(
+        settings=settings,
+        rules=rules,
+        algo=algo,
+        algo_config=algo_config,
+        hardware=machine,
+        minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
+        run_dir=run_dir,
+        curriculum=curriculum,
+        recipe=recipe,
+        provenance=from_env
+        | from_algo
+        | {k: v for k, v in chosen.items() if k != "inference" or chosen["actors"].value},
+        **{name: setting.value for name, setting in chosen.items() if name not in ("device", "algo", "curriculum")},
+        device=device,
+    )
+
+
+def _requested_or(value: Any, recommended: Setting) -> Setting:
+    """Return the requested value, or the recommended setting if there is none."""
+    return recommended if value is None else Setting(value, "", REQUESTED)
+
+
+# ---- algorithm and options
+
+
+def _choose_device(settings: Settings) -> tuple[torch.device, Setting]:
+    device = hardware.pick_device(settings.device)
+    if settings.device != "auto":
+        return device, Setting(str(device), "", REQUESTED)
+    reason = "there is only a CPU: no CUDA device was found" if device.type == "cpu" else "a CUDA device was found"
+    return device, Setting(str(device), reason, HARDWARE)
+
+
+def _choose_algo(settings: Settings, game: Game) -> tuple[Algorithm, Setting]:
+    """Return the requested algorithm; else the recommended one, or the first that has all requested options."""
+    if settings.algo != "auto":
+        return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
+    recommended = recipes.choose_algo(game)
+    names = [n for n in (*_ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
+    lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
+    if not lacking:
+        return algos.load(recommended.value), recommended
+    broken = algos.failures()
+    for name in algos.names():
+        if name not in broken and all(_has(algos.load(name), option) for option in names):
+            reason = f"{lacking[0]} is requested, which {recommended.value} does not have"
+            return algos.load(name), Setting(name, reason, f"derived from {lacking[0]}")
+    return algos.load(recommended.value), recommended
+
+
+def _has(algo: Algorithm, option: str) -> bool:
+    return bool(algo.PRESETS) if option == "preset" else option in algo.options
+
+
+def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, Any]:
+    """Return the requested options of the algorithm by name, those given without its prefix included."""
+    requested = {name.replace("-", "_"): value for name, value in settings.algo_options.items()}
+    for name in _ALGO_SHORTHANDS:
+        if (value := getattr(settings, name)) is not None:
+            if name not in algo.options:
+                flag = name.replace("_", "-")
+                raise UserError(f"{settings.algo} has no {name}; drop --{flag} or choose another --algo.")
+            requested[name] = value
+    return requested
+
+
+def _collect_recommended(
+    settings: Settings, game: Game, machine: Hardware, requested: Mapping[str, Any]
+) -> dict[str, Setting]:
+    """Return the settings recommended for this environment, algorithm and hardware that are not requested otherwise."""
+    env_options = options.parse(game.Config, settings.env_options, "env.")
+    recommended = recipes.collect(recipes.Request(game, machine, settings.algo, env_options, settings.algo_options))
+    if "gamma" in requested:
+        recommended.pop("gamma_end", None)  # a requested discount holds for the whole training
+    return recommended
+
+
+def _build_rules(
+    settings: Settings, game: Game, recommended: Mapping[str, Setting]
+) -> tuple[Rules, dict[str, Setting]]:
+    """Return the rules with requested options over recommended ones, and the source of each option."""
+    requested = options.parse(game.Config, settings.env_options, "env.")
+    defaults = {name.removeprefix("env."): s for name, s in recommended.items() if name.startswith("env.")}
+    config = options.build(game.Config, settings.env_options, "env.", {name: s.value for name, s in defaults.items()})
+    rules = make_rules(settings.env, dataclasses.asdict(config), settings.time_limit)
+    return rules, _sources(rules.config, requested, defaults, {}, "environment default", "env.")
+
+
+def _build_algo_config(
+    settings: Settings,
+    algo: Algorithm,
+    requested: dict[str, Any],
+    recommended: Mapping[str, Setting],
+    num_envs: int,
+    rules: Rules,
+    device: torch.device,
+    run_dir: Path,
+) -> tuple[Any, dict[str, Setting]]:
+    """Return the algorithm's Config: requested options over the preset over recommended ones, then derived values."""
+    defaults = {name: s for name, s in recommended.items() if "." not in name and name not in RUN_SETTINGS}
+    if settings.preset is not None:
+        preset = _find_preset(algo, settings.preset)
+        defaults |= {name: Setting(value, "", f"preset {settings.preset}") for name, value in preset.items()}
+    fit_replay = requested.get("replay_capacity") == "auto"
+    given = {name: value for name, value in requested.items() if not (fit_replay and name == "replay_capacity")}
+    config = options.build(algo.Config, given, f"{algo.group}.", {name: s.value for name, s in defaults.items()})
+    derived: dict[str, Setting] = {}
+    if fit_replay:
+        config, reason = _fit_replay(config, rules, device, run_dir)
+        derived["replay_capacity"] = Setting(config.replay_capacity, reason, "derived from free memory")
+    config, reasons = algo.fill_defaults(config, num_envs, given.keys())
+    derived |= {name: Setting(None, reason, "derived from num_envs") for name, reason in reasons.items()}
+    return config, _sources(config, given, defaults, derived, "algorithm default")
+
+
+def _sources(
+    config: Any,
+    requested: Mapping[str, Any],
+    defaults: Mapping[str, Setting],
+    derived: Mapping[str, Setting],
+    otherwise: str,
+    prefix: str = "",
+) -> dict[str, Setting]:
+    """Return value, source and reason of every field of a dataclass."""
+    sources = {}
+    for name, value in dataclasses.asdict(config).items():
+        origin = Setting(value, "", otherwise)
+        if name in derived:
+            origin = derived[name]
+        elif name in requested:
+            origin = Setting(value, "", REQUESTED)
+        elif name in defaults:
+            origin = defaults[name]
+        sources[prefix + name] = dataclasses.replace(origin, value=value)
+    return sources
+
+
+def _find_preset(algo: Algorithm, preset: str) -> dict[str, Any]:
+    """Return the options of a preset."""
+    if preset in algo.PRESETS:
+        return dict(algo.PRESETS[preset])
+    if algo.PRESETS:
+        hint = nearest(preset, algo.PRESETS) or "."
+        raise UserError(f"{algo.name} has no preset '{preset}'{hint} Presets: {', '.join(algo.PRESETS)}.")
+    broken = algos.failures()
+    others = [name for name in algos.names() if name not in broken and algos.load(name).PRESETS]
+    raise UserError(f"{algo.name} has no presets; drop --preset or choose an --algo that has: {', '.join(others)}.")
+
+
+def state_bytes(rules: Rules) -> int:
+    """Return the bytes of one State, without fields that observations never read."""
+    state = batch.reset(rules, batch.env_keys(0, torch.arange(1))).game
+    return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
+
+
+def _fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
+    """Return `config` with a replay capacity for half of the memory, or disk, that is free where it is stored.
+
+    A resumed run keeps its capacity.
+    """
+    with suppress(OSError, ValueError, KeyError):
+        before = int(json.loads((run_dir / "config.json").read_text())["algo_options"]["replay_capacity"])
+        return dataclasses.replace(config, replay_capacity=before), "as the run began"
+    kind = replay.load(config.replay)
+    if kind.location == Location.DISK:
+        folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+        free, what = shutil.disk_usage(folder).free, "disk"
+    else:
+        place = device if kind.location == Location.DEVICE else torch.device("cpu")
+        free, what = hardware.free_bytes(place), f"memory of {place}"
+    capacity = kind.largest_capacity(free, state_bytes(rules))
+    return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
+
+
+def _choose_backplay(settings: Settings, game: Game, recommended: Mapping[str, Setting]) -> Setting:
+    if settings.backplay and game.ON_CPU and not game.CAN_RESTORE:  # type: ignore[attr-defined]
+        raise UserError(
+            f"backplay is {settings.backplay}, but {settings.env} cannot restore a snapshot; drop --backplay."
+        )
+    default = Setting(0.0, "every episode starts from the beginning", "default")
+    return _requested_or(settings.backplay, recommended.get("backplay", default))
+
+
+def _validate(settings: Settings, num_envs: int, backplay: float) -> None:
+    """Raise UserError for a value out of range, with the option's name."""
+    for name, least in _MINIMA.items():
+        value = num_envs if name == "num_envs" else getattr(settings, name)
+        if value < least:
+            raise UserError(f"{name} is {value}; expected at least {least}.")
+    if settings.seed >= MAX_SEED:
+        raise UserError(
+            f"seed is {settings.seed}; expected 0 to {MAX_SEED - 1:,}: larger seeds are held out for evaluation."
+        )
+    for name in ("steps", "episodes", "minutes", "threads", "checkpoint_minutes"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise UserError(f"{name} is {value}; expected a number above 0.")
+    if not 0 <= backplay < 1:
+        raise UserError(f"backplay is {backplay}; expected a number from 0 to below 1.")
+
+
+# ---- how to run
+
+
+def _choose_precision(requested: str, machine: Hardware) -> Setting:
+    precision, reason = fast.pick_precision(requested, machine)
+    return Setting(precision, reason, HARDWARE) if requested == "auto" else Setting(precision, "", REQUESTED)
+
+
+def _choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> Setting:
+    """Return the number of torch's CPU threads; 0 leaves it to torch.
+
+    The rule depends on machine and environment alone, so that the same command gives the same numbers again.
+    """
+    if requested is not None:
+        return Setting(requested, "", REQUESTED)
+    if machine.kind != "cpu":
+        return Setting(0, "the GPU does the work: as torch chooses", HARDWARE)
+    small = math.prod(rules.game.spec(rules.config).obs_shape) <= _SMALL_INPUTS
+    if small and machine.tier == "cpu-few":
+        return Setting(
+            1, "small networks: on a few cores more threads are no faster, and far slower if others are busy", HARDWARE
+        )
+    if small and rules.game.ON_CPU:
+        return Setting(1, "small batches and networks: threads would wait for each other", HARDWARE)
+    return Setting(machine.cores, "one per core", HARDWARE)
+
+
+def _choose_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tuple[Curriculum | None, Setting]:
+    requested = Setting(settings.curriculum is not False, "", REQUESTED)
+    if settings.curriculum_file is not None:
+        if rules.game.ON_CPU:
+            raise UserError(
+                f"curriculum_file is given, but options of {settings.env} cannot change while it is played."
+            )
+        if settings.curriculum is False:
+            raise UserError("Both curriculum_file and no-curriculum are given; drop one of them.")
+        return Curriculum(read_phases(settings.curriculum_file), rules), requested
+    if settings.curriculum is False:
+        return None, requested
+    phases = phases_of(recipe.curriculum(rules.config), without=settings.env_options)
+    source = f"recipe {recipe.name}" if recipe.name else "default"
+    if not phases:
+        if settings.curriculum:
+            raise UserError(f"{settings.env} has no curriculum of its own; give one with --curriculum-file.")
+        return None, Setting(False, f"{settings.env} has no curriculum for these options", source)
+    try:
+        return Curriculum(phases, rules), Setting(True, f"phases {', '.join(phase.name for phase in phases)}", source)
+    except UserError as error:
+        if settings.curriculum:
+            raise
+        return None, Setting(False, f"the recipe's curriculum does not fit these options: {error}", source)
+
+
+def _choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> Setting:
+    """Return the number of processes that play; none where a step costs less than handing it over."""
+    actors = _count_actors(settings, rules, machine, num_envs)
+    needs_actors = {
+        "inference": settings.inference != "auto",
+        "publish": bool(settings.publish),
+        "drop_oldest": settings.drop_oldest,
+    }
+    for name, given in needs_actors.items():
+        if given and not actors.value:
+            raise UserError(
+                f"{name} is set, but there are no actors ({actors.reason or 'requested'}); drop it or set --actors."
+            )
+    return actors
+
+
+def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> Setting:
+    requested = settings.actors
+    if not rules.game.ON_CPU:
+        if requested:
+            raise UserError(f"actors is {requested}, but {settings.env} is played on the device; drop --actors.")
+        return Setting(0, "the game is played on the device", "derived from env")
+    if requested is not None:
+        if requested and settings.deterministic:
+            raise UserError("deterministic is on, but play of actors cannot be repeated exactly; use --actors 0.")
+        if not 0 <= requested <= num_envs:
+            raise UserError(f"actors is {requested}; expected 0 to {num_envs}, the number of environments.")
+        return Setting(requested, "", REQUESTED)
+    if settings.deterministic:
+        return Setting(0, "play of actors cannot be repeated exactly", "derived from deterministic")
+    seconds = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
+    source = "derived from a measurement"
+    if seconds < WORTH_A_PROCESS:
+        return Setting(0, f"a step takes {1e6 * seconds:,.0f} µs, less than handing it to another process", source)
+    why = f"a step takes {1e3 * seconds:,.1f} ms"
+    if machine.tier == "cpu-few":
+        return Setting(min(machine.cores, num_envs), f"{why}: every core plays while the learner waits", source)
+    return Setting(min(max(1, machine.cores - 1), num_envs), f"{why}: all cores but one play", source)
+
+
+def _choose_inference(settings: Settings, machine: Hardware, actors: Setting) -> Setting:
+    if settings.inference not in ("auto", "actors", "central"):
+        raise UserError(f"inference is '{settings.inference}'; expected auto, actors or central.")
+    if settings.inference != "auto":
+        return Setting(settings.inference, "", REQUESTED)
+    if machine.kind == "cpu" and actors.value >= machine.cores:
+        return Setting("actors", "actors and learner share the cores: no actor waits for an answer", HARDWARE)
+    return Setting("central", "leaves the actors' cores to the environments", HARDWARE)
+
+
+def _choose_compile(requested: bool | None, machine: Hardware, on_cpu: bool) -> Setting:
+    if requested is not None:
+        return Setting(requested, "", REQUESTED)
+    if on_cpu and machine.kind == "cpu":
+        return Setting(False, "compiling takes longer than it saves for small networks and CPU environments", HARDWARE)
+    if machine.kind == "mps":
+        return Setting(False, "torch.compile does not pay on this device", HARDWARE)
+    if (0, 0) < machine.capability < (7, 0):
+        return Setting(False, "torch.compile needs a GPU of compute capability 7.0 or more", HARDWARE)
+    if machine.kind == "cpu" and not machine.compiler:
+        return Setting(False, "no C++ compiler (g++ or clang++) was found; install one to train faster", HARDWARE)
+    return Setting(True, "fuses each stage into a few kernels", HARDWARE)
+
+
+def _choose_graph(requested: bool | None, machine: Hardware) -> Setting:
+    if requested and machine.kind != "cuda":
+        raise UserError(f"graph needs a CUDA device; {machine.device} has no CUDA graphs. Drop --graph.")
+    if requested is not None:
+        return Setting(requested, "", REQUESTED)
+    if machine.kind != "cuda":
+        return Setting(False, "CUDA graphs need a CUDA device", HARDWARE)
+    return Setting(True, "replays a whole iteration without launches from the host", HARDWARE)

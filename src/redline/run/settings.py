@@ -1,0 +1,108 @@
+"""Settings: the options of `redline train` as requested, before anything is chosen. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redline.core.errors import UserError
+from redline.run import options
+
+DEFAULT_MINUTES = 3.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of `redline train`. None: chosen by recipe and hardware."""
+
+    env: str  # environment: a game, mario[:WORLD-STAGE], gym:ID, or the import name of a game of your own
+    algo: str = "auto"  # algorithm; auto: the one the recipe recommends
+    preset: str | None = None  # named set of algorithm options, as rainbow of dqn; options given besides win
+    num_envs: int | None = None  # environments played in parallel
+    batch_size: int | None = None  # samples per gradient step
+    n_step: int | None = None  # steps per return before bootstrapping
+    replay: str | None = None  # kind of replay memory; `redline list` shows them
+    replay_capacity: int | str | None = None  # transitions in replay memory; auto: what fits half of the free memory
+    prioritized: bool | None = None  # sample transitions by TD error (prioritized replay)
+    steps: int | None = None  # stop after this many environment steps in total
+    episodes: int | None = None  # stop after this many finished episodes in total
+    minutes: float | None = None  # stop after this much training time in total; 3 if no limit is given
+    seed: int = 0  # seed of weights, environments and exploration
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
+    compile: bool | None = None  # compile with torch.compile
+    graph: bool | None = None  # replay whole iterations as CUDA graphs
+    threads: int | None = None  # CPU threads of torch in the training process
+    accumulate: int = 1  # batches per gradient step, for batches larger than memory
+    time_limit: int = 0  # steps until an episode is truncated; 0: no limit
+    run_dir: str | None = None  # folder of the run; default runs/ENV-ALGO
+    resume: str = "auto"  # auto, must, never, or the path of a checkpoint
+    deterministic: bool = False  # refuse operations whose result depends on the order of threads
+    checkpoint_minutes: float = 1.0  # minutes between checkpoints
+    save_replay: bool = True  # store the replay memory in checkpoints
+    eval_episodes: int = 256  # greedy episodes of the final evaluation; 0: no evaluation
+    tensorboard: bool = False  # write TensorBoard files into the run folder
+    actors: int | None = None  # processes that step CPU environments; 0: step them in the training process
+    inference: str = "auto"  # where actions are chosen: auto, actors (in each process) or central (for all at once)
+    publish: int = 0  # updates between two copies of the weights to actors; 0: automatic
+    drop_oldest: bool = False  # overwrite steps that the learner has not read in time; otherwise actors wait
+    backplay: float | None = None  # fraction of episodes that start shortly before the last loss; not counted in scores
+    backplay_steps: int = 32  # steps before the loss, at least; at most twice as many
+    curriculum: bool | None = (
+        None  # change environment options as training progresses; default: if the recipe has phases
+    )
+    curriculum_file: str | None = None  # JSON file with phases: [{"name", "from", "to", "env": {option: value}}]
+    env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
+    algo_options: dict[str, Any] = field(default_factory=dict)  # --dqn.* and so on
+
+
+def from_words(env: str, words: dict[str, Any]) -> Settings:
+    """Return Settings from option names and words, `env.*` and the algorithm's options among them."""
+    from redline import algos
+
+    algo = words.get("algo", Settings.algo)
+    algo = _algo_of(words) if algo == "auto" else algo
+    if algo != "auto":
+        algos.load(algo)  # raises UserError if there is no such algorithm
+    plain, groups = split_groups(words, algo)
+    plain = {"env": env} | plain | ({} if algo == "auto" else {"algo": algo})
+    for name in ("env_options", "algo_options"):
+        if name in plain:
+            raise UserError(f"There is no option {name}; use --env.NAME or --ALGO.NAME.")
+    return options.build(
+        Settings, plain, "", {"env_options": groups["env"], "algo_options": groups[algos.group_of(algo)]}
+    )
+
+
+def _algo_of(words: Mapping[str, Any]) -> str:
+    """Return the algorithm whose options are given, or "auto"."""
+    from redline import algos
+
+    given = [name for name in algos.names() if any(word.startswith(f"{name}.") for word in words)]
+    if len(given) > 1:
+        raise UserError(f"Options of {' and '.join(given)} are given; choose one algorithm: --algo {given[0]}.")
+    return given[0] if given else "auto"
+
+
+def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the options without a group, and those of the groups `env.` and of the algorithm, by name in the group."""
+    from redline import algos
+
+    plain: dict[str, Any] = {}
+    own = algos.group_of(algo)
+    groups: dict[str, dict[str, Any]] = {"env": {}, own: {}}
+    for name, word in words.items():
+        group, dot, option = name.partition(".")
+        if not dot:
+            plain[name] = word
+        elif group in groups:
+            groups[group][option] = word
+        elif algo == "auto":
+            known = ", ".join(f"{name}.*" for name in algos.names())
+            raise UserError(
+                f"There is no option group {group}.*; there are env.* and those of the algorithms: {known}."
+            )
+        else:
+            raise UserError(f"There is no option group {group}.*; with --algo {algo} there are env.* and {own}.*.")
+    return plain, groups
