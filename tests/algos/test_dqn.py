@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from redline.algos import dqn, networks
 from redline.algos.dqn import Config, Learner
+from redline.algos.td_targets import td_targets
 from redline.collect.device_collector import DeviceCollector
 from redline.core import random
 from redline.core.errors import UserError
@@ -124,7 +125,7 @@ def test_td_targets_by_hand(double: bool, expected: list[float]) -> None:
     online = Table([[1.0, 5.0, 2.0], [3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
     target = Table([[10.0, 20.0, 30.0], [7.0, 8.0, 9.0], [5.0, 4.0, 3.0]])
     sample = batch_of(action=[0, 0, 0], reward=[1.0, -1.0, 2.0], discount=[0.5, 0.25, 0.0])
-    assert dqn.td_targets(Config(double=double), sample, online, target).tolist() == expected
+    assert td_targets(sample, online, target, double).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_td_targets_take_legal_actions_only(double: bool, expected: list[float])
     sample = batch_of(action=[0, 0, 0], reward=[1.0, -1.0, 2.0], discount=[0.5, 0.25, 0.0])
     legal = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
     sample = sample._replace(next_legal=legal)
-    targets = dqn.td_targets(Config(double=double), sample, online, target)
+    targets = td_targets(sample, online, target, double)
     assert targets.tolist() == expected  # and the state without a legal action, a terminal one, gave no NaN
 
 
@@ -203,8 +204,8 @@ def test_accumulated_batches_equal_one_of_their_mean() -> None:
     for ours, theirs in zip(handed_over[0], expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
     assert max(g.abs().max().item() for g in expected) > 1e-3
-    assert learner.sums["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
-    assert learner.sums["q_mean"].item() == pytest.approx(values.mean().item(), rel=1e-4)
+    assert learner.metric_sums["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    assert learner.metric_sums["q_mean"].item() == pytest.approx(values.mean().item(), rel=1e-4)
     assert learner.samples_per_update == 12
 
 
@@ -372,34 +373,34 @@ def random_gradients(learner: Learner, seed: int) -> tuple[Tensor, ...]:
 
 def test_hard_copy_every_period() -> None:
     learner = learner_of(dataclasses.replace(TINY, tau=1.0, target_period=3))
-    start = learner.target_flat.clone()
+    start = learner.target_weights.clone()
     assert torch.equal(start, learner.optimizer.flat)
     for update in range(1, 10):
         learner.apply(random_gradients(learner, update))
         if update % 3 == 0:
             start = learner.optimizer.flat.clone()
-        assert torch.equal(learner.target_flat, start), f"after {update} updates"
-        assert torch.equal(learner.target.dense.head.out.bias, learner.target_flat[-8:]), (
+        assert torch.equal(learner.target_weights, start), f"after {update} updates"
+        assert torch.equal(learner.target.dense.head.out.bias, learner.target_weights[-8:]), (
             "the network is not the vector"
         )
-        assert torch.equal(learner.target_flat, learner.optimizer.flat) == (update % 3 == 0)
+        assert torch.equal(learner.target_weights, learner.optimizer.flat) == (update % 3 == 0)
 
 
 def test_soft_update_is_exact() -> None:
     learner = learner_of(dataclasses.replace(TINY, tau=0.25, target_period=2, learning_rate=0.1))
-    expected = learner.target_flat.clone()
+    expected = learner.target_weights.clone()
     for update in range(1, 7):
         learner.apply(random_gradients(learner, update))
         if update % 2 == 0:
             expected = expected + 0.25 * (learner.optimizer.flat - expected)
-        assert torch.equal(learner.target_flat, expected), f"after {update} updates"
+        assert torch.equal(learner.target_weights, expected), f"after {update} updates"
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_skipped_update_moves_neither_network(poison: float) -> None:
     learner = learner_of(dataclasses.replace(TINY, tau=0.5, learning_rate=0.1))
     learner.apply(random_gradients(learner, 1))
-    watched = (learner.optimizer.flat, learner.optimizer.mean, learner.optimizer.square, learner.target_flat)
+    watched = (learner.optimizer.flat, learner.optimizer.mean, learner.optimizer.square, learner.target_weights)
     before = [x.clone() for x in watched]
     bad = random_gradients(learner, 2)
     bad[1][0] = poison
@@ -452,7 +453,7 @@ def test_state_dict_holds_everything_that_changes() -> None:
         for learner in (ours, theirs):
             learner.update()
     assert torch.equal(ours.optimizer.flat, theirs.optimizer.flat)
-    assert torch.equal(ours.target_flat, theirs.target_flat)
+    assert torch.equal(ours.target_weights, theirs.target_weights)
     net = dqn.policy_network(ours.spec, TINY, ours.state_dict()["model"])
     assert torch.equal(net(obs_of(6)), ours.online(obs_of(6)))
     assert not torch.equal(net(obs_of(6)), ours.target(obs_of(6)))

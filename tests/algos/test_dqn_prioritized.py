@@ -114,17 +114,17 @@ def test_a_gradient_step_ranks_what_it_sampled(alpha: float) -> None:
     calls, lost = record(learner), 0
     for update in range(8):
         before = {k: v.clone() for k, v in learner.online.state_dict().items()}
-        target = learner.target_flat.clone()
+        target = learner.target_weights.clone()
         learner.gradient_step()
         after = {k: v.clone() for k, v in learner.online.state_dict().items()}
-        moved = learner.target_flat.clone()
+        moved = learner.target_weights.clone()
         # The networks as the sample saw them.
         learner.online.load_state_dict(before)
-        learner.target_flat.copy_(target)
+        learner.target_weights.copy_(target)
         drawn = calls[update]
         values, targets = values_and_targets(learner, drawn.batch)
         learner.online.load_state_dict(after)
-        learner.target_flat.copy_(moved)
+        learner.target_weights.copy_(moved)
 
         errors = (values - targets).detach().abs().tolist()
         slots, found = slots_of(learner, drawn), ranks(learner).levels[0]
@@ -221,7 +221,7 @@ def test_loss_and_gradient_are_weighted(progress: float) -> None:
     values, targets = values_and_targets(learner, drawn.batch)
     losses = F.huber_loss(values, targets, reduction="none", delta=1.0)
     loss = (losses * torch.tensor(weights)).mean()
-    assert learner.sums["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    assert learner.metric_sums["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
     assert loss.item() != pytest.approx(losses.mean().item(), rel=0.05)
     expected = torch.autograd.grad(loss, list(learner.online.parameters()))
     for ours, theirs in zip(handed_over[0], expected, strict=True):
@@ -255,7 +255,7 @@ def test_without_priorities_nothing_is_placed_ranked_or_scheduled() -> None:
     learner = learner_of(prioritized=False)
     assert not learner.scheduled
     assert learner.memory.priorities is None
-    learner._rank = lambda *_: pytest.fail("ranked")
+    learner._update_priorities = lambda *_: pytest.fail("ranked")
     loss, _, place, errors = learner.loss(torch.tensor(0))
     assert place is None
     assert loss.shape == ()

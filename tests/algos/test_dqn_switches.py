@@ -34,9 +34,13 @@ from test_dqn_prioritized import learner_of as ranking_learner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import dqn, layers, networks
+from redline.algos import dqn, networks
+from redline.algos.dense import Head
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.dqn import PRESETS, Config, Learner
+from redline.algos.network_config import ILLEGAL
+from redline.algos.noisy import NoisyLinear, draw_noise, gaussian
+from redline.algos.td_targets import distributional_losses, td_targets
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, Spec
@@ -58,6 +62,14 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "all but double": CATEGORICAL | MUNCHAUSEN | {"dueling": True, "noisy": True, "layer_norm": True},
 }
 each_switch = pytest.mark.parametrize("options", SWITCHES.values(), ids=SWITCHES)
+
+
+def targets_of(config: Config, batch: Batch, online: Any, target: Any) -> Tensor:
+    return td_targets(batch, online, target, config.double, config.munchausen_options)
+
+
+def losses_of(config: Config, batch: Batch, online: Any, target: Any) -> tuple[Tensor, Tensor]:
+    return distributional_losses(batch, online, target, config.double, config.munchausen_options)
 
 
 def net_of(learner: Learner) -> nn.Module:
@@ -107,7 +119,7 @@ def test_munchausen_targets_equal_a_loop(alpha: float, tau: float) -> None:
     sample = batch_of([0, 1, 2, 0, 1, 2, 0], [0.5, -1.0, 0.0, 2.0, 0.1, 0.2, 0.3], [0.9, 0.0, 0.73, 0.5, 0.9, 0.9, 0.9])
     legal = masks_of(7)
     for mask in (None, legal):
-        found = dqn.td_targets(config, sample._replace(next_legal=mask), None, Values(here, there))
+        found = targets_of(config, sample._replace(next_legal=mask), None, Values(here, there))
         for row, target in enumerate(found.tolist()):
             action, reward, discount = (x[row].item() for x in (sample.action, sample.reward, sample.discount))
             values, follows = here[row].tolist(), there[row].tolist()
@@ -122,7 +134,7 @@ def test_munchausen_by_hand() -> None:
     config = Config(munchausen=True, double=False, munchausen_alpha=0.5, munchausen_tau=0.2)
     half = 0.2 * math.log(0.5)
     net = Values(torch.tensor([[1.0, 1.0], [9.0, 0.0]]), torch.tensor([[3.0, 3.0], [3.0, 3.0]]))
-    found = dqn.td_targets(config, batch_of([0, 1], [0.25, 0.25], [0.5, 0.0]), None, net)
+    found = targets_of(config, batch_of([0, 1], [0.25, 0.25], [0.5, 0.0]), None, net)
     assert found.tolist() == pytest.approx([0.25 + 0.5 * half + 0.5 * (3.0 - half), 0.25 + 0.5 * -1.0])
 
 
@@ -131,19 +143,19 @@ def test_munchausen_without_reward_and_temperature_is_the_maximum() -> None:
     sample = batch_of([0, 1, 2], [1.0, -1.0, 2.0], [0.5, 0.25, 0.0])
     net = Values(drawn(3, 3), drawn(3, 3, seed=1))
     plain = sample.reward + sample.discount * net.there.amax(1)
-    torch.testing.assert_close(dqn.td_targets(config, sample, None, net), plain, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(targets_of(config, sample, None, net), plain, rtol=1e-3, atol=1e-3)
 
 
 def test_a_state_without_a_legal_action_is_worth_nothing() -> None:
     legal = torch.tensor([[False] * 3, [True] * 3])
     sample = batch_of([0, 1], [1.0, 1.0], [0.9, 0.9])._replace(next_legal=legal)
     config = Config(munchausen=True, double=False, munchausen_alpha=0.0)
-    found = dqn.td_targets(config, sample, None, Values(drawn(2, 3), drawn(2, 3, seed=1)))
+    found = targets_of(config, sample, None, Values(drawn(2, 3), drawn(2, 3, seed=1)))
     assert found[0].item() == 1.0
     assert found[1].item() != 1.0
     kind = Quantile(4)
     net = Outputs(kind, drawn(2, 3, 4), drawn(2, 3, 4, seed=1))
-    losses = dqn.distribution_losses(Config(double=False), sample, net, net)[1]
+    losses = losses_of(Config(double=False), sample, net, net)[1]
     expected = quantile_loss(net.here[0, 0].tolist(), [1.0] * 4, 1.0)
     assert losses[0].item() == pytest.approx(expected, rel=1e-4)
 
@@ -176,7 +188,7 @@ def test_losses_of_distributions_equal_a_loop(kind: Kind, judge: str, masked: bo
     )
     sample = batch_of([0, 1, 2, 0, 1, 2, 0], [0.5, -1.0, 0.0, 2.0, 0.1, 9.0, 0.3], [0.9, 0.0, 0.73, 0.5, 0.9, 0.9, 0.9])
     sample = sample._replace(next_legal=masks_of(7) if masked else None)
-    values, losses = dqn.distribution_losses(config, sample, online, target)
+    values, losses = losses_of(config, sample, online, target)
     for row in range(7):
         action, reward, discount = (x[row].item() for x in (sample.action, sample.reward, sample.discount))
         legal = masks_of(7)[row].tolist() if masked else [True] * 3
@@ -211,20 +223,16 @@ def test_a_gradient_step_ranks_distributions_by_their_loss(options: dict[str, An
     learner.gradient_step()
     found = ranks(learner).levels[0]
     last = calls[-1]
-    losses = dqn.distribution_losses(learner.config, last.batch, learner.online, learner.target)[1].tolist()
+    losses = losses_of(learner.config, last.batch, learner.online, learner.target)[1].tolist()
     for slot, loss, weight in zip(slots_of(learner, last), losses, last.batch.weight.tolist(), strict=True):
         expected = max((loss if weight else 0.0) ** 0.6 * UNIT, 1.0)
         assert found[slot].item() == pytest.approx(expected, rel=1e-4, abs=1.0)
     assert len({round(loss, 3) for loss in losses}) > 5
     total = sum(
-        float(
-            (dqn.distribution_losses(learner.config, x.batch, learner.online, learner.target)[1] * x.batch.weight)
-            .mean()
-            .detach()
-        )
+        float((losses_of(learner.config, x.batch, learner.online, learner.target)[1] * x.batch.weight).mean().detach())
         for x in calls
     )
-    assert learner.sums["loss"].item() == pytest.approx(total / 2, rel=1e-4)  # of two batches, the mean
+    assert learner.metric_sums["loss"].item() == pytest.approx(total / 2, rel=1e-4)  # of two batches, the mean
 
 
 @each_switch
@@ -280,7 +288,7 @@ def test_values_of_distributions_are_their_means(kind: Kind, net: Any) -> None:
         assert outputs.shape == (7, 3, 5)
         means = outputs.mean(2) if isinstance(kind, Quantile) else outputs.softmax(2) @ torch.linspace(-1, 1, 5)
         torch.testing.assert_close(built(obs), means, rtol=1e-4, atol=1e-6)
-        assert torch.equal(built(obs, legal), torch.where(legal, built(obs), networks.ILLEGAL))
+        assert torch.equal(built(obs, legal), torch.where(legal, built(obs), ILLEGAL))
         action = torch.tensor([0, 1, 2, 0, 1, 2, 0])
         assert torch.equal(built.chosen(obs, action), built(obs)[torch.arange(7), action])
         if dueling:  # value and advantages atom by atom: (value, three advantages) of five each
@@ -293,16 +301,16 @@ def test_values_of_distributions_are_their_means(kind: Kind, net: Any) -> None:
 
 
 def noise_of(net: nn.Module) -> Tensor:
-    return torch.cat([module.noise for module in net.modules() if isinstance(module, layers.Noisy)])
+    return torch.cat([module.noise for module in net.modules() if isinstance(module, NoisyLinear)])
 
 
 def test_gaussian_numbers_look_so() -> None:
-    found = layers.gaussian(random.bits(random.seed_key(3), torch.arange(100_000))).double()
+    found = gaussian(random.bits(random.seed_key(3), torch.arange(100_000))).double()
     assert abs(found.mean()) < 0.02
     assert found.std() == pytest.approx(1.0, abs=0.02)
     for bound, progress in ((-1.0, 0.1587), (0.0, 0.5), (1.6449, 0.95)):
         assert (found < bound).double().mean() == pytest.approx(progress, abs=0.006)
-    ends = layers.gaussian(torch.tensor([0, 2**32 - 1]))
+    ends = gaussian(torch.tensor([0, 2**32 - 1]))
     assert torch.isfinite(ends).all()
     assert ends[0] == -ends[1]
 
@@ -310,10 +318,10 @@ def test_gaussian_numbers_look_so() -> None:
 def test_a_noisy_layer_without_deviation_or_noise_is_the_plain_layer() -> None:
     torch.manual_seed(0)
     plain, x, key = nn.Linear(6, 4), drawn(5, 6), random.seed_key(1)
-    still, shaken = layers.Noisy(plain, 0.0), layers.Noisy(plain, 0.5)
+    still, shaken = NoisyLinear(plain, 0.0), NoisyLinear(plain, 0.5)
     assert torch.equal(shaken(x), plain(x)), "a new layer has no noise"
     for layer in (still, shaken):
-        layers.draw_noise(layer, key)
+        draw_noise(layer, key)
     assert torch.equal(still(x), plain(x))
     assert not torch.equal(shaken(x), plain(x))
     deviation = 0.5 / math.sqrt(6)
@@ -321,7 +329,7 @@ def test_a_noisy_layer_without_deviation_or_noise_is_the_plain_layer() -> None:
     weight = plain.weight + deviation * torch.outer(outputs, inputs)
     expected = F.linear(x, weight, plain.bias + deviation * outputs)
     torch.testing.assert_close(shaken(x), expected)
-    layers.draw_noise(shaken, None)
+    draw_noise(shaken, None)
     assert torch.equal(shaken(x), plain(x))
 
 
@@ -329,14 +337,14 @@ def test_noise_depends_on_key_and_layer_alone() -> None:
     spec = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
     net, other = (networks.build(spec, networks.NetworkConfig(hidden=(8, 8)), seed, sigma=0.5) for seed in (1, 2))
     for part in (net, other):
-        layers.draw_noise(part, random.seed_key(1))
+        draw_noise(part, random.seed_key(1))
     first = noise_of(net).clone()
     assert torch.equal(first, noise_of(other))
     assert len(first.unique()) == len(first), "two numbers of the noise are the same"
     assert 0.2 < (first > 0).double().mean() < 0.8
-    layers.draw_noise(net, random.seed_key(2))
+    draw_noise(net, random.seed_key(2))
     assert not torch.isclose(noise_of(net), first).any()
-    layers.draw_noise(net, random.seed_key(1))
+    draw_noise(net, random.seed_key(1))
     assert torch.equal(noise_of(net), first)
 
 
@@ -352,7 +360,7 @@ def test_a_noisy_network_begins_with_the_weights_of_a_plain_one(options: dict[st
 def test_fully_connected_layers_are_noisy_and_convolutions_are_not(net: Any) -> None:
     spec = Spec((2, 5, 6), torch.float32, (1.0,) * 2, 1, 3, "points")
     built = networks.build(spec, networks.NetworkConfig(net=net, hidden=(16, 8), channels=(4,)), 1, sigma=0.5)
-    found = {name for name, module in built.named_modules() if isinstance(module, layers.Noisy)}
+    found = {name for name, module in built.named_modules() if isinstance(module, NoisyLinear)}
     hidden = {"dense.layers.0", "dense.layers.1"} if net == "mlp" else {"dense.layers.0"}
     assert found == hidden | {"dense.head.out"}
 
@@ -416,7 +424,7 @@ def test_deviations_are_learned() -> None:
     def spread() -> float:
         values = []
         for number in range(50):
-            layers.draw_noise(learner.online, random.fold(random.seed_key(9), number))
+            draw_noise(learner.online, random.fold(random.seed_key(9), number))
             values.append(learner.online(torch.ones(1, 3))[0, 0].item())
         return float(torch.tensor(values).std())
 
@@ -571,7 +579,7 @@ def name_action(learner: Learner, action: int) -> None:
     """Zero the vector the optimizer steps, and let one action be the best whatever is seen."""
     learner.optimizer.flat.zero_()
     config = learner.config
-    head = next(module for module in learner.online.modules() if isinstance(module, layers.Head))
+    head = next(module for module in learner.online.modules() if isinstance(module, Head))
     atoms = 1 if config.kind is None else config.atoms
     rows = head.out.bias.detach()[: (learner.spec.num_actions + config.dueling) * atoms].view(-1, atoms)
     rows[action + config.dueling] = 3.0 * torch.arange(1, atoms + 1)
@@ -632,7 +640,7 @@ def test_the_policy_of_a_checkpoint_scores_illegal_actions_lowest() -> None:
         net = net_of(learner)
         plain, scores = net(obs_of(14)), net(obs_of(14), legal)
         assert torch.equal(scores[legal], plain[legal])
-        assert (scores[~legal] == networks.ILLEGAL).all()
+        assert (scores[~legal] == ILLEGAL).all()
 
 
 # ---- Configuration

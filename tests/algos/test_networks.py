@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline import games
-from redline.algos import layers, networks
+from redline.algos import networks
+from redline.algos.bodies import CNN
+from redline.algos.conv import Conv
+from redline.algos.dense import Head, Scale
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
@@ -114,22 +117,22 @@ def test_cnn_against_plain_convolutions() -> None:
 def test_a_convolution_is_one_whichever_way_it_is_computed(
     channels: int, stride: int, board: tuple[int, int], padding: bool
 ) -> None:
-    conv = layers.Conv(channels, 7, stride, board, padding)
+    conv = Conv(channels, 7, stride, board, padding)
     boards = torch.randn(4, *(board if 0 < math.prod(board) < 100 else (5, 6)), channels)
     few = 0 < math.prod(board) < 100 and channels < 20
     assert (conv.product is not None) == few
-    assert (conv.everywhere is not None) == (few and math.prod(board) * channels <= 512)
+    assert (conv.placement is not None) == (few and math.prod(board) * channels <= 512)
     bias = (conv.product or conv.conv).bias
     plain = F.conv2d(boards.permute(0, 3, 1, 2), filters_of(conv, channels), bias, stride=stride, padding=int(padding))
     expected = plain.permute(0, 2, 3, 1)
     torch.testing.assert_close(conv(boards), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(conv(boards, relu=True), F.relu(expected), rtol=1e-4, atol=1e-5)
-    if conv.everywhere is None:
+    if conv.placement is None:
         return
     # As a GPU does it: values, and the gradient of the weights.
-    torch.testing.assert_close(conv.of_whole_boards(boards), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(conv.as_dense(boards), expected, rtol=1e-4, atol=1e-5)
     weights = [conv.product.weight, conv.product.bias]
-    ways = [torch.autograd.grad(f(boards).square().sum(), weights) for f in (conv.of_whole_boards, conv.of_neighbours)]
+    ways = [torch.autograd.grad(f(boards).square().sum(), weights) for f in (conv.as_dense, conv.as_im2col)]
     torch.testing.assert_close(*ways, rtol=1e-4, atol=1e-3)
 
 
@@ -155,7 +158,7 @@ def test_twins_are_two_networks(hidden: tuple[int, ...], layer_norm: bool) -> No
     with torch.no_grad():
         for module in twins.modules():
             if isinstance(module, nn.Linear):
-                module.weight.add_(0.1 * torch.randn(module.weight.shape) * getattr(module, "apart", 1.0))
+                module.weight.add_(0.1 * torch.randn(module.weight.shape) * getattr(module, "mask", 1.0))
                 module.bias.normal_(std=0.1)
     outs = []
     for number in range(2):
@@ -218,13 +221,13 @@ def test_inputs_and_outputs_are_padded_to_rows_of_eight(inputs: int, padded: int
 
 def test_dueling_advantages_have_no_mean() -> None:
     """value + advantage - mean advantage, by hand; the mean over actions is the state's value."""
-    head = layers.Head(2, num_actions=3, dueling=True)
+    head = Head(2, num_actions=3, dueling=True)
     with torch.no_grad():
         head.out.weight.zero_()
         head.out.bias.copy_(torch.tensor([10.0, 1.0, 2.0, 6.0, 500.0, 500.0, 500.0, 500.0]))
     assert head(torch.zeros(1, 2)).tolist() == [[8.0, 9.0, 13.0]]
     torch.manual_seed(0)
-    features, random_head = torch.randn(64, 7), layers.Head(7, num_actions=5, dueling=True)
+    features, random_head = torch.randn(64, 7), Head(7, num_actions=5, dueling=True)
     values, state_value = random_head(features), random_head.out(features)[:, 0]
     torch.testing.assert_close(values.mean(1), state_value)
     assert values.std(1).min() > 1e-3
@@ -232,11 +235,11 @@ def test_dueling_advantages_have_no_mean() -> None:
 
 def test_scale_is_applied_by_channel() -> None:
     spec = Spec((2, 1, 2), torch.uint8, (0.1, 2.0), 9, 4, "points")
-    scaled = layers.Scale(spec)(torch.tensor([[[[1, 2]], [[3, 4]]]], dtype=torch.uint8))
+    scaled = Scale(spec)(torch.tensor([[[[1, 2]], [[3, 4]]]], dtype=torch.uint8))
     torch.testing.assert_close(scaled, torch.tensor([[[[0.1, 0.2]], [[6.0, 8.0]]]]))
-    assert "scale" not in layers.Scale(spec).state_dict()
+    assert "scale" not in Scale(spec).state_dict()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert layers.Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
+        assert Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -255,7 +258,7 @@ def test_reduced_precision_gives_float32_values(kind: str) -> None:
     [
         ((3, 10, 10), networks.MLP),  # 300 inputs
         ((2, 16, 16), networks.MLP),  # 512
-        ((3, 13, 14), networks.CNN),  # 546
+        ((3, 13, 14), CNN),  # 546
         ((600,), networks.MLP),  # flat: nothing to slide over
         ((30, 30), networks.MLP),
     ],

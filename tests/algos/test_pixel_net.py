@@ -13,8 +13,12 @@ from probes import anywhere, paid_by_action, probe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos import dqn, layers, networks, on_policy, ppo, pqn
+from redline.algos import dqn, networks, on_policy, ppo, pqn
+from redline.algos.bodies import CNN
+from redline.algos.conv import PixelConv, PixelNorm
+from redline.algos.dense import Head
 from redline.algos.distribution import Categorical, Quantile
+from redline.algos.noisy import NoisyLinear
 from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.core.records import Batch, Spec
@@ -42,17 +46,17 @@ def louder(net: nn.Module) -> Any:
     seeded = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for module in net.modules():
-            if isinstance(module, layers.Head):
+            if isinstance(module, Head):
                 module.out.weight.copy_(0.3 * torch.randn(module.out.weight.shape, generator=seeded))
-            if isinstance(module, layers.PixelNorm):
+            if isinstance(module, PixelNorm):
                 module.weight.add_(0.2 * torch.randn(module.weight.shape, generator=seeded))
                 module.bias.add_(0.2 * torch.randn(module.bias.shape, generator=seeded))
     return net
 
 
-def filters_of(conv: layers.PixelConv) -> Tensor:
+def filters_of(conv: PixelConv) -> Tensor:
     """The weights (out, C, kernel, kernel)."""
-    reach, side = conv.reach, conv.stride
+    reach, side = conv.kernel_blocks, conv.stride
     blocks = conv.weight.view(len(conv.weight), reach, reach, side, side, -1)
     return blocks.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
@@ -106,7 +110,7 @@ def test_images_that_are_used_up_are_refused(shape: tuple[int, ...], channels: t
 
 
 def test_boards_are_left_to_other_networks() -> None:
-    for shape, kind in (((3, 10, 10), networks.MLP), ((4, 84, 84), networks.CNN)):
+    for shape, kind in (((3, 10, 10), networks.MLP), ((4, 84, 84), CNN)):
         assert type(networks.build(spec_of(shape), networks.NetworkConfig("auto", (8,), (4,)), 0)) is kind
 
 
@@ -129,10 +133,10 @@ def test_it_is_plain_convolutions_and_group_norms() -> None:
 )
 def test_a_convolution_is_one_whichever_way_it_is_computed(kernel: int, stride: int, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    conv, x = layers.PixelConv(5, 7, kernel, stride), torch.randn(4, *size, 5, requires_grad=True)
+    conv, x = PixelConv(5, 7, kernel, stride), torch.randn(4, *size, 5, requires_grad=True)
     expected = F.conv2d(x.permute(0, 3, 1, 2), filters_of(conv), stride=stride).permute(0, 2, 3, 1)
-    assert expected.shape[1:3] == (conv.after(size[0]), conv.after(size[1]))
-    ways = [way(conv.blocks(x), conv.weight) for way in (conv.convolved, conv.of_neighbours)]
+    assert expected.shape[1:3] == (conv.output_size(size[0]), conv.output_size(size[1]))
+    ways = [way(conv.space_to_depth(x), conv.weight) for way in (conv.as_conv, conv.as_im2col)]
     seen = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, [conv.weight, x], seen)
     for way in ways:
@@ -144,14 +148,14 @@ def test_a_convolution_is_one_whichever_way_it_is_computed(kernel: int, stride: 
     ("channels", "kernel", "size"), [(4, 8, (84, 84)), (1, 8, (8, 8)), (3, 4, (43, 40)), (2, 12, (14, 20))]
 )
 def test_of_bytes_it_is_the_same(channels: int, kernel: int, size: tuple[int, int]) -> None:
-    conv, scale = layers.PixelConv(channels, 5, kernel, 4), torch.rand(channels) / 255
+    conv, scale = PixelConv(channels, 5, kernel, 4), torch.rand(channels) / 255
     planes = torch.randint(0, 256, (3, channels, *size), dtype=torch.uint8)
     if channels == 1:  # one plane that was the last axis of an image
         planes = torch.from_numpy(np.moveaxis(planes[:, 0, :, :, None].numpy(), 3, 1))
-    assert conv.takes_bytes(planes)
+    assert conv.accepts_uint8(planes)
     plain = planes.float().permute(0, 2, 3, 1).contiguous()
     found = []
-    for make in (lambda: conv(plain, scale), lambda: conv.of_bytes(planes, scale)):
+    for make in (lambda: conv(plain, scale), lambda: conv.forward_uint8(planes, scale)):
         out = make()
         conv.weight.grad = None
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
@@ -163,14 +167,12 @@ def test_of_bytes_it_is_the_same(channels: int, kernel: int, size: tuple[int, in
 
 def test_what_is_no_bytes_or_has_odd_rows_is_computed_as_ever() -> None:
     planes = torch.zeros(1, 4, 84, 84, dtype=torch.uint8)
-    assert not layers.PixelConv(4, 5, 4, 2).takes_bytes(planes)
-    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes.float())
-    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes[:, :, :, :82])
-    assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(
-        torch.zeros(85 * 84, dtype=torch.uint8)[1:7057].view(1, 1, 84, 84)
-    )
+    assert not PixelConv(4, 5, 4, 2).accepts_uint8(planes)
+    assert not PixelConv(4, 5, 8, 4).accepts_uint8(planes.float())
+    assert not PixelConv(4, 5, 8, 4).accepts_uint8(planes[:, :, :, :82])
+    assert not PixelConv(4, 5, 8, 4).accepts_uint8(torch.zeros(85 * 84, dtype=torch.uint8)[1:7057].view(1, 1, 84, 84))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not layers.PixelConv(4, 5, 8, 4).takes_bytes(planes)
+        assert not PixelConv(4, 5, 8, 4).accepts_uint8(planes)
 
 
 @pytest.mark.parametrize("playing", [False, True])
@@ -211,13 +213,13 @@ def test_first_weights_keep_the_scale_of_what_is_seen() -> None:
 
 
 def test_what_is_normalised_has_mean_0_and_deviation_1_in_every_image() -> None:
-    norm, x = layers.PixelNorm(6), 7 + 3 * torch.randn(9, 5, 4, 6, generator=torch.Generator().manual_seed(1))
+    norm, x = PixelNorm(6), 7 + 3 * torch.randn(9, 5, 4, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         norm.bias.fill_(100.0)  # nothing is negative
         found = (norm(x) - 100).flatten(1)
     torch.testing.assert_close(found.mean(1), torch.zeros(9), rtol=0, atol=1e-4)
     torch.testing.assert_close(found.std(1, correction=0), torch.ones(9), rtol=1e-3, atol=0)
-    assert torch.equal(layers.PixelNorm(6)(torch.full((2, 5, 4, 6), 3.0)), torch.zeros(2, 5, 4, 6))
+    assert torch.equal(PixelNorm(6)(torch.full((2, 5, 4, 6), 3.0)), torch.zeros(2, 5, 4, 6))
 
 
 def test_a_black_image_is_no_trouble() -> None:
@@ -267,8 +269,8 @@ def test_the_player_in_bfloat16_is_close_and_follows(separate: bool) -> None:
     net, obs = louder(networks.build_actor_critic(spec_of(), SMALL, 3, separate=separate)), images(16)
     player = on_policy.in_precision(net, torch.bfloat16)
     dtypes = {type(module): module.weight.dtype for module in player.modules() if hasattr(module, "weight")}
-    assert dtypes[layers.PixelConv] == torch.bfloat16
-    assert dtypes[layers.PixelNorm] == torch.float32
+    assert dtypes[PixelConv] == torch.bfloat16
+    assert dtypes[PixelNorm] == torch.float32
 
     def played() -> tuple[Tensor, Tensor]:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -294,7 +296,7 @@ def test_the_player_in_bfloat16_is_close_and_follows(separate: bool) -> None:
 def test_switches_of_value_networks(kind: Any) -> None:
     for dueling in (False, True):
         net = networks.build(spec_of(), SMALL, 1, dueling=dueling, kind=kind, sigma=0.5)
-        noisy = {name for name, module in net.named_modules() if isinstance(module, layers.Noisy)}
+        noisy = {name for name, module in net.named_modules() if isinstance(module, NoisyLinear)}
         assert {name.removeprefix("body.") for name in noisy} == {"dense.layers.0", "dense.head.out"}
         values, action = net(images()), torch.tensor([0, 1, 2, 0, 1])
         assert torch.equal(net.chosen(images(), action), values[torch.arange(5), action])

@@ -23,7 +23,7 @@ from probes import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.algos import networks, ppo
+from redline.algos import networks, ppo, returns
 from redline.algos.ppo import Config, Learner
 from redline.collect.device_collector import DeviceCollector
 from redline.core import random
@@ -54,7 +54,7 @@ def test_gae_by_hand() -> None:
     reward = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 4.0], [1.0, 1.0, 1.0]])
     value = torch.tensor([[1.0] * 3, [2.0] * 3, [3.0] * 3])
     ended = torch.tensor([[False] * 3, [False, True, True], [False] * 3])
-    found = ppo.gae(reward, value, torch.full((3,), 4.0), ended, gamma=0.5, lam=0.5)
+    found = returns.gae(reward, value, torch.full((3,), 4.0), ended, gamma=0.5, gae_lambda=0.5)
     assert found.T.tolist() == [[1 + (1 / 2) / 4, 1 / 2, 0.0], [1 - 1 / 4, -1.0, 0.0], [1 + 2 / 4, 2.0, 0.0]]
 
 
@@ -65,7 +65,7 @@ def test_gae_against_the_sum_over_every_later_step(lam: float) -> None:
     steps, num_envs, gamma = 13, 6, 0.8
     reward, value = (torch.randn(steps, num_envs, generator=generator) for _ in range(2))
     last, ended = torch.randn(num_envs, generator=generator), torch.rand(steps, num_envs, generator=generator) < 0.2
-    found = ppo.gae(reward, value, last, ended, gamma, lam)
+    found = returns.gae(reward, value, last, ended, gamma, lam)
     following = torch.cat([value[1:], last.unsqueeze(0)])
     for t in range(steps):
         for env_index in range(num_envs):
@@ -88,24 +88,26 @@ def test_loss_against_a_plain_reference() -> None:
     rules = probe(paid_by_action, anywhere)
     learner = learner_of(TINY, rules)
     play(learner, rules, 4)
-    learner.prepare()
+    learner.compute_targets()
     with torch.no_grad():  # as after some steps: the policy is no longer the one that played
         learner.net.body.dense.head.out.weight.normal_(std=0.15, generator=torch.Generator().manual_seed(1))
     learner.progress.fill_(0.5)
     index = torch.arange(0, 64, 3)
     loss, measured = learner.loss(index)
 
-    scores = learner.net.body(learner.obs[index]).double()
+    scores = learner.net.body(learner.rollout.obs[index]).double()
     probability = scores[:, :2].exp() / scores[:, :2].exp().sum(1, keepdim=True)
     value = learner.net.mean + learner.net.variance.sqrt() * scores[:, 2]
-    advantages = learner.advantage[index].double()
+    advantages = learner.advantages[index].double()
     advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
     policy = value_loss = entropy = clipped = kl = 0.0
     for i, sample in enumerate(index.tolist()):
-        ratio = (probability[i, learner.action[sample]] / learner.logp[sample].double().exp()).item()
+        ratio = (
+            probability[i, learner.rollout.action[sample]] / learner.rollout.outputs["logp"][sample].double().exp()
+        ).item()
         a = advantages[i].item()
         policy += -min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
-        value_loss += 0.5 * (value[i] - learner.target[sample]).item() ** 2 / learner.net.variance.item()
+        value_loss += 0.5 * (value[i] - learner.targets[sample]).item() ** 2 / learner.net.variance.item()
         entropy += -sum(p * math.log(p) for p in probability[i].tolist())
         clipped += float(abs(ratio - 1) > 0.2)
         kl += ratio - 1 - math.log(ratio)
@@ -130,9 +132,9 @@ def test_a_clipped_ratio_has_no_gradient(ratio: float, advantage: float, moves: 
 @pytest.mark.parametrize("level", [0.0, 1.0, -7.3, 1e4, 1e-3])
 def test_equal_advantages_are_none(level: float) -> None:
     rounded = level * (1 + 1.2e-7 * (torch.arange(999) % 2))  # equal but for the last digit
-    assert ppo.normalised(rounded).abs().max() < 0.02
-    assert ppo.normalised(torch.full((999,), level)).abs().max() < 0.02
-    spread = ppo.normalised(level + torch.tensor([1.0, -1.0, 3.0, -3.0]) * max(abs(level), 1.0))
+    assert ppo.normalize(rounded).abs().max() < 0.02
+    assert ppo.normalize(torch.full((999,), level)).abs().max() < 0.02
+    spread = ppo.normalize(level + torch.tensor([1.0, -1.0, 3.0, -3.0]) * max(abs(level), 1.0))
     assert spread.tolist() == pytest.approx([x / 5**0.5 for x in (1, -1, 3, -3)], rel=1e-3)
 
 
@@ -141,9 +143,9 @@ def test_accumulated_batches_are_one_gradient_step() -> None:
     rules = probe(paid_by_action, anywhere)
     learner = learner_of(TINY, rules, accumulate=2)
     play(learner, rules, 4)
-    learner.prepare()
+    learner.compute_targets()
     handed_over = []
-    learner._apply, learner._prepare = handed_over.append, lambda: None
+    learner._apply, learner._compute_targets = handed_over.append, lambda: None
     learner.update()
     assert (len(handed_over), learner.updates_per_iteration, learner.samples_per_update) == (2, 2, 32)
     parts = [
@@ -167,8 +169,8 @@ def test_schedules_at_start_middle_end_and_beyond(progress: float, rate: float, 
     learner = learner_of(config, rules)
     play(learner, rules, 4)
     learner.progress.fill_(progress)
-    learner.prepare()
-    assert learner.rate.item() == pytest.approx(rate)
+    learner.compute_targets()
+    assert learner.learning_rate.item() == pytest.approx(rate)
     loss, policy, _, entropy, *_ = learner.loss(torch.arange(16))[1].tolist()
     assert policy - loss == pytest.approx(bonus * entropy, rel=1e-4, abs=1e-6)
     before = learner.optimizer.flat.clone()
@@ -195,15 +197,15 @@ def test_return_statistics_follow_what_is_seen() -> None:
     generator = torch.Generator().manual_seed(0)
     seen = [torch.randn(50, generator=generator) * scale + scale for scale in (1.0, 3.0, 10.0)]
     for values in seen:
-        net.follow(values)
+        net.update_return_stats(values)
     together = torch.cat(seen)
     assert net.mean.item() == pytest.approx(together.mean().item(), rel=1e-4)
     assert net.variance.item() == pytest.approx(together.var(correction=0).item(), rel=1e-4)
     for _ in range(1000):
-        net.follow(torch.tensor([5.0, 9.0]))
+        net.update_return_stats(torch.tensor([5.0, 9.0]))
     assert (net.mean.item(), net.variance.item()) == pytest.approx((7.0, 4.0), rel=1e-2)
     for _ in range(2000):
-        net.follow(torch.full((9,), 7.0))  # no variance at all
+        net.update_return_stats(torch.full((9,), 7.0))  # no variance at all
     assert torch.isfinite(net(torch.zeros(1, 5))[1]).all()
     assert net.deviation >= 1e-4
 
@@ -232,10 +234,10 @@ def test_illegal_actions_are_never_taken() -> None:
     taken = set()
     for _ in range(20):
         play(learner, rules, 4)
-        assert learner.legal is not None
-        assert learner.legal.gather(1, learner.action.unsqueeze(1)).all()
-        places = learner.obs.argmax(1)
-        taken |= set(zip((places % 2).tolist(), learner.action.tolist(), strict=True))
+        assert learner.rollout.legal is not None
+        assert learner.rollout.legal.gather(1, learner.rollout.action.unsqueeze(1)).all()
+        places = learner.rollout.obs.argmax(1)
+        taken |= set(zip((places % 2).tolist(), learner.rollout.action.tolist(), strict=True))
         learner.update()
     assert taken == {(0, 0), (0, 2), (1, 1), (1, 2)}, "every legal action is taken some time"
     obs = F.one_hot(torch.arange(5), 5).to(torch.uint8)
@@ -252,10 +254,10 @@ def test_entropy_counts_legal_actions_only() -> None:
     with torch.no_grad():
         learner.optimizer.flat.zero_()
     play(learner, rules, 4)
-    learner.prepare()
+    learner.compute_targets()
     measured = dict(zip(learner.metrics, learner.loss(torch.arange(16))[1].tolist(), strict=True))
     assert measured["entropy"] == pytest.approx(math.log(2))  # two of three
-    assert learner.logp.tolist() == pytest.approx([math.log(0.5)] * 64)
+    assert learner.rollout.outputs["logp"].tolist() == pytest.approx([math.log(0.5)] * 64)
 
 
 def test_a_state_without_legal_actions_gives_numbers() -> None:
@@ -315,7 +317,7 @@ def test_rows_may_come_in_any_order() -> None:
 
 def test_the_value_of_a_state_is_that_of_its_policy() -> None:
     net, obs = networks.build_actor_critic(AFTER, networks.NetworkConfig("auto", (16,)), 1, 0.9), rows_of(5)
-    net.follow(torch.tensor([2.0, 6.0]))  # mean 4, deviation 2
+    net.update_return_stats(torch.tensor([2.0, 6.0]))  # mean 4, deviation 2
     legal = torch.tensor([[True, True, False, True]] * 5)
     logits, value = net(obs, legal)
     out = net.body.rows(obs).detach()
@@ -404,16 +406,16 @@ def test_the_last_row_is_followed_by_the_value_of_the_state_it_led_to(cut_at: in
     with torch.no_grad():
         learner.net.body.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
     play(learner, rules, 3)
-    learner.prepare()
+    learner.compute_targets()
     last = slice(2 * LANES, 3 * LANES)
-    assert not learner.ended[last].any()
+    assert not learner.rollout.done[last].any()
     with torch.no_grad():
-        places = F.one_hot(1 + learner.action[last], 5)
+        places = F.one_hot(1 + learner.rollout.action[last], 5)
         learner.net.mean.zero_()
         learner.net.variance.fill_(1.0)  # as they were when the values were made
-        expected = 0.5 * learner.net(places)[1] - learner.value[last]
-    torch.testing.assert_close(learner.advantage[last], expected)
-    assert learner.advantage[last].std() > 0.01
+        expected = 0.5 * learner.net(places)[1] - learner.rollout.outputs["value"][last]
+    torch.testing.assert_close(learner.advantages[last], expected)
+    assert learner.advantages[last].std() > 0.01
 
 
 # A reward of 1 a step, gamma 1/2: for ever it is worth 2. Ended every fourth step, which the player cannot see coming, the
@@ -524,14 +526,14 @@ def test_rows_hold_what_was_played() -> None:
     for _ in range(5):
         session.iterate(1)
         learner = session.learner
-        assert learner.row == 0
+        assert learner.rollout.row == 0
         for t in range(4):
             row = slice(8 * t, 8 * t + 8)
-            assert torch.equal(learner.obs[row], rules.game.observe(rules.config, num_envs.game))
-            num_envs, step = batch.step(rules, num_envs, learner.action[row])
-            assert torch.equal(learner.ended[row], step.terminated | step.truncated)
+            assert torch.equal(learner.rollout.obs[row], rules.game.observe(rules.config, num_envs.game))
+            num_envs, step = batch.step(rules, num_envs, learner.rollout.action[row])
+            assert torch.equal(learner.rollout.done[row], step.terminated | step.truncated)
             plain = ~step.truncated
-            assert torch.equal(learner.reward[row][plain], step.reward[plain])
+            assert torch.equal(learner.rollout.reward[row][plain], step.reward[plain])
 
 
 def test_a_policy_as_it_will_be_loaded() -> None:
@@ -682,22 +684,22 @@ def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
     rules = probe(paid_by_action, start=anywhere)
     state = batch.reset(rules, env_keys(3, torch.arange(LANES))).game
     learner = Learner(rules, dataclasses.replace(TINY, layer_norm=True), state, LANES, 1, Runtime(CPU, torch.bfloat16))
-    assert learner.player is not learner.net
-    assert learner.player.body.dense.layers[0].weight.dtype == torch.bfloat16
+    assert learner.behaviour_network is not learner.net
+    assert learner.behaviour_network.body.dense.layers[0].weight.dtype == torch.bfloat16
     obs = torch.eye(5, dtype=torch.uint8)
 
     def both() -> tuple[Tensor, Tensor]:
         with torch.no_grad(), learner.runtime.autocast():
-            return torch.cat(learner.player(obs)[:1]), torch.cat(learner.net(obs)[:1])
+            return torch.cat(learner.behaviour_network(obs)[:1]), torch.cat(learner.net(obs)[:1])
 
     assert torch.equal(*both())
     play(learner, rules, learner.rollout_steps)
     learner.update()
-    assert learner.player.mean.data_ptr() == learner.net.mean.data_ptr()
+    assert learner.behaviour_network.mean.data_ptr() == learner.net.mean.data_ptr()
     assert not torch.equal(*both())
     learner.before_iteration()
     assert torch.equal(*both())
-    assert not any(p.requires_grad for p in learner.player.parameters())
+    assert not any(p.requires_grad for p in learner.behaviour_network.parameters())
     learner.optimizer.flat.zero_()
     learner.before_iteration()
     assert not both()[0].any()
@@ -718,9 +720,9 @@ def test_the_discount_in_force_is_the_one_learned_with() -> None:
     for progress in (0.0, 1.0):
         learner = learner_of(dataclasses.replace(TINY, gamma=0.5, gamma_end=0.9), rules)
         learner.progress.fill_(progress)
-        learner.reward.fill_(1.0)
-        learner.prepare()
-        targets.append(learner.target.clone())
+        learner.rollout.reward.fill_(1.0)
+        learner.compute_targets()
+        targets.append(learner.targets.clone())
     assert (targets[1] > targets[0]).float().mean() > 0.5
     for options in ({"gamma_end": 1.0}, {"gamma": 1.0, "gamma_end": 0.9}):
         with pytest.raises(UserError, match="gamma"):

@@ -13,7 +13,8 @@ from probes import anywhere, choose_then_earn, end_every_fourth, paid_by_action,
 from torch import Tensor
 
 from redline.algos import pqn
-from redline.algos.pqn import Config, Learner, epsilon, q_returns
+from redline.algos.pqn import Config, Learner, epsilon
+from redline.algos.returns import q_lambda_returns
 from redline.collect.device_collector import DeviceCollector
 from redline.core.errors import UserError
 from redline.engine.runtime import Runtime
@@ -46,7 +47,7 @@ def test_returns_by_hand() -> None:
     reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     value = torch.tensor([[9.0, 9.0], [4.0, 4.0], [8.0, 8.0]])
     ended = torch.tensor([[False, False], [False, True], [False, False]])
-    found = q_returns(reward, value, torch.tensor([16.0, 16.0]), ended, 0.5, 0.5)
+    found = q_lambda_returns(reward, value, torch.tensor([16.0, 16.0]), ended, 0.5, 0.5)
     last = 3 + 0.5 * 16
     middle = 2 + 0.5 * (0.5 * last + 0.5 * 8)
     assert found[:, 0].tolist() == [1 + 0.5 * (0.5 * middle + 0.5 * 4), middle, last]
@@ -78,7 +79,7 @@ def test_returns_against_a_mixture_of_n_step_returns(data: st.DataObject, lam: f
 
     columns = (torch.tensor(x).view(-1, 1) for x in (reward, value[:-1], ended))
     rewards, values, ends = columns
-    found = q_returns(rewards, values, torch.tensor(value[-1:]), ends, gamma, lam)
+    found = q_lambda_returns(rewards, values, torch.tensor(value[-1:]), ends, gamma, lam)
     expected = torch.tensor([from_step(t) for t in range(length)]).view(-1, 1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -142,8 +143,8 @@ def test_illegal_actions_are_never_taken() -> None:
     collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for _ in range(TINY.rollout_steps):
         collector.step()
-    assert learner.legal is not None
-    assert learner.legal.gather(1, learner.action.unsqueeze(1)).all()
+    assert learner.rollout.legal is not None
+    assert learner.rollout.legal.gather(1, learner.rollout.action.unsqueeze(1)).all()
 
 
 # ---- Small games
@@ -184,19 +185,19 @@ def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() ->
     """Cut every second step, by the rules themselves, in a rollout of eight: one of four cuts is kept."""
     rules = probe(stand_still, cut_at=2)
     learner = learner_of(dataclasses.replace(TINY, q_lambda=0.0), rules)
-    assert learner.cuts == 1
+    assert learner.rollout.max_truncations == 1
     collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for _ in range(learner.rollout_steps):
         collector.step()
     reward, value, _, ended = learner.played()
     assert ended[1::2].all()
-    worth = learner.value_of(collector.envs.game)
+    worth = learner.state_values(collector.envs.game)
     torch.testing.assert_close(reward[1], 1.0 + 0.5 * worth)  # all states look alike
-    taken = learner.net.chosen(learner.obs, learner.action).view_as(value)
+    taken = learner.net.chosen(learner.rollout.obs, learner.rollout.action).view_as(value)
     torch.testing.assert_close(reward[3::2], taken[3::2])
     assert not torch.equal(taken[3::2], value[3::2]), "some moves were random ones"
     assert (reward[::2] == 1.0).all()
-    assert (learner.cut == 0).all()
+    assert (learner.rollout.truncations == 0).all()
 
 
 def test_known_limits_keep_every_cut() -> None:

@@ -127,16 +127,18 @@ def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> N
     collector._ingest = look
     for _ in range(3):
         session._play()
-        obs, ended = session.learner.obs.view(16, 3, 3), session.learner.ended.view(16, 3)
+        obs, ended = session.learner.rollout.obs.view(16, 3, 3), session.learner.rollout.done.view(16, 3)
         for row in range(15):
             for env_index in range(3):
                 now, then = obs[row, env_index].tolist(), obs[row + 1, env_index].tolist()
                 over = bool(ended[row, env_index])
                 assert over == (now[1] == 4)
                 assert then[:2] == ([now[0] + 1, 0] if over else [now[0], now[1] + 1])
-        assert torch.isfinite(session.learner.logp).all()
-        assert (session.learner.logp < 0).all()
-        assert session.learner.reward.tolist() == session.learner.action.tolist()  # an action earns its number
+        assert torch.isfinite(session.learner.rollout.outputs["logp"]).all()
+        assert (session.learner.rollout.outputs["logp"] < 0).all()
+        assert (
+            session.learner.rollout.reward.tolist() == session.learner.rollout.action.tolist()
+        )  # an action earns its number
     assert len(seen) == 48
     for now, then in ((a, b) for obs_of, final in seen for a, b in zip(obs_of, final, strict=True)):
         assert then == [now[0], now[1] + 1, now[2]]  # also where the episode ended
@@ -166,7 +168,7 @@ def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference:
     session.iterate(1)
     collector = session.collector
     assert isinstance(collector, ActorCollector)
-    assert session.learner.value.abs().max() > 0
+    assert session.learner.rollout.outputs["value"].abs().max() > 0
     with torch.no_grad():
         for weight in session.learner.net.parameters():
             weight.zero_()
@@ -174,10 +176,12 @@ def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference:
     collector.on_update(0.0)
     for _ in range(20):
         session._play()
-        if (session.learner.value == 3.5).all():
+        if (session.learner.rollout.outputs["value"] == 3.5).all():
             break
-    assert (session.learner.value == 3.5).all()
-    assert session.learner.logp.tolist() == pytest.approx([-0.6931472] * 64, abs=1e-5)  # two actions, equally likely
+    assert (session.learner.rollout.outputs["value"] == 3.5).all()
+    assert session.learner.rollout.outputs["logp"].tolist() == pytest.approx(
+        [-0.6931472] * 64, abs=1e-5
+    )  # two actions, equally likely
 
 
 @BOTH
@@ -213,7 +217,7 @@ def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: p
     monkeypatch.setattr("redline.envs.gym_envs.GymGame.CAN_RESTORE", True)
     session = collecting(algo="ppo", backplay=0.999)
     session.iterate(3)
-    times = session.learner.obs.view(16, 4, 3)[:, :, 1]
+    times = session.learner.rollout.obs.view(16, 4, 3)[:, :, 1]
     assert set(times.flatten().tolist()) == {3, 4}, "an episode has five steps, of which these are practised"
     assert len(session.collector.episode_stats.ended) == 4, "the first of each environment"
 

@@ -199,9 +199,9 @@ def test_stacks_are_of_one_episode(algo: str, life_loss: bool) -> None:
                 assert time == 6 or (life_loss and time == 3)
         return
     session._play()
-    seen = session.learner.obs.view(16, 2, 3, 2, 2)[:, 0, :, 0, 0].tolist()
+    seen = session.learner.rollout.obs.view(16, 2, 3, 2, 2)[:, 0, :, 0, 0].tolist()
     assert seen == [expected(t % 7) for t in range(16)]
-    finals = session.learner.finals.obs.view(-1, 2, 3, 1, 2, 2)[-1, 0, :, 0, 0, 0].tolist()
+    finals = session.learner.rollout.bootstrap_states.obs.view(-1, 2, 3, 1, 2, 2)[-1, 0, :, 0, 0, 0].tolist()
     assert finals == expected(2), "where the rollout stopped"
 
 
@@ -228,7 +228,7 @@ def test_images_can_be_black_and_white(stack: int) -> None:
     spec = session.plan.rules.game.spec(session.plan.rules.config)
     assert (spec.obs_high, set(spec.obs_scale)) == (1.0, {1.0})
     session._play()
-    newest = session.learner.obs.view(8, 2, *spec.obs_shape)[:, 0, -1, 0, 0].tolist()
+    newest = session.learner.rollout.obs.view(8, 2, *spec.obs_shape)[:, 0, -1, 0, 0].tolist()
     assert newest == [int(value(t % 7) >= 120) for t in range(8)]
     assert 0 < sum(newest) < 8
 

@@ -145,7 +145,7 @@ def test_an_old_environment_is_learned_from() -> None:
     session = Session(plan, pytest.fail)
     session._play()
     session.close()
-    assert session.learner.truncated.view(16, 2)[:, 0].tolist() == [step % 8 == 7 for step in range(16)]
+    assert session.learner.rollout.truncated.view(16, 2)[:, 0].tolist() == [step % 8 == 7 for step in range(16)]
 
 
 class OfOldGym:
@@ -329,8 +329,8 @@ def test_episodes_of_one_step_are_learned_from() -> None:
     session = Session(plan, pytest.fail)
     session._play()
     learner = session.learner
-    assert learner.ended.view(8, 2).all()
-    assert learner.truncated.view(8, 2)[:, 0].tolist() == [False, True] * 4
+    assert learner.rollout.done.view(8, 2).all()
+    assert learner.rollout.truncated.view(8, 2)[:, 0].tolist() == [False, True] * 4
     session._update()
     assert all(torch.isfinite(x).all() for x in learner.net.parameters())
     session.close()

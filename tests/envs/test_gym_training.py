@@ -46,17 +46,17 @@ def test_a_rollout_holds_what_was_played() -> None:
     session = session_of("gym:ToyCount-v0", "ppo", rollout_steps=8, batch_size=16, gamma=0.5)
     session._play()
     learner = session.learner
-    obs, reward = learner.obs.view(8, 2, 3), learner.reward.view(8, 2)
+    obs, reward = learner.rollout.obs.view(8, 2, 3), learner.rollout.reward.view(8, 2)
     times = [t % 3 for t in range(8)]
     assert obs[:, 0, 1].tolist() == times
     assert obs[:, 0, 0].tolist() == [t // 3 for t in range(8)]
-    action = learner.action.view(8, 2)
+    action = learner.rollout.action.view(8, 2)
     for t in range(8):
         assert reward[t].tolist() == [(times[t] + 1) * (10.0 if a == 0 else 1.0) for a in action[t].tolist()]
-    assert learner.ended.view(8, 2)[:, 0].tolist() == [t % 3 == 2 for t in range(8)]
-    assert learner.truncated.view(8, 2)[:, 0].tolist() == [t == 5 for t in range(8)]
+    assert learner.rollout.done.view(8, 2)[:, 0].tolist() == [t % 3 == 2 for t in range(8)]
+    assert learner.rollout.truncated.view(8, 2)[:, 0].tolist() == [t == 5 for t in range(8)]
     # Finals: the one cut (episode 1 after its third step), then where the rollout stopped (episode 2 after two).
-    finals = learner.finals.obs.view(-1, 2, 3)
+    finals = learner.rollout.bootstrap_states.obs.view(-1, 2, 3)
     assert finals[0, :, :2].tolist() == [[1, 3]] * 2
     assert finals[-1, :, :2].tolist() == [[2, 2]] * 2
 
@@ -184,8 +184,8 @@ def test_short_episodes_are_all_learned_from() -> None:
     """A limit of five steps is known: a rollout keeps every final State, and so does a memory."""
     session = session_of("gym:ToyLimited-v0", "ppo", rollout_steps=40, batch_size=80)
     session._play()
-    assert session.learner.truncated.sum() == 16
-    assert int(session.learner.cut.max()) <= session.learner.cuts
+    assert session.learner.rollout.truncated.sum() == 16
+    assert int(session.learner.rollout.truncations.max()) <= session.learner.rollout.max_truncations
     memory = session_of("gym:ToyLimited-v0", "dqn", learning_starts=10**6).learner.memory
     assert memory.final_slots > memory.rows // 5
 

@@ -41,7 +41,7 @@ def test_a_rollout_is_in_order(session: Session) -> None:
     for _ in range(6):
         session._play()
         learner = session.learner
-        obs, ended = learner.obs.view(16, 4, 3).cpu(), learner.ended.view(16, 4).cpu()
+        obs, ended = learner.rollout.obs.view(16, 4, 3).cpu(), learner.rollout.done.view(16, 4).cpu()
         for row in range(15):
             for env_index in range(4):
                 now, then, over = (
@@ -51,8 +51,8 @@ def test_a_rollout_is_in_order(session: Session) -> None:
                 )
                 assert over == (now[1] == 4)
                 assert then[:2] == ([now[0] + 1, 0] if over else [now[0], now[1] + 1])
-        assert learner.reward.tolist() == learner.action.tolist()
-        assert (learner.logp < 0).all()
+        assert learner.rollout.reward.tolist() == learner.rollout.action.tolist()
+        assert (learner.rollout.outputs["logp"] < 0).all()
         session._update()
 
 

@@ -107,7 +107,7 @@ def test_graphed_equals_eager(game: str) -> None:
         session.iterate(ITERATIONS)
     assert ours._collect_and_learn.graph is not None
     torch.testing.assert_close(ours.learner.optimizer.flat, theirs.learner.optimizer.flat, rtol=1e-3, atol=1e-4)
-    assert torch.equal(ours.learner.action, theirs.learner.action)
+    assert torch.equal(ours.learner.rollout.action, theirs.learner.rollout.action)
     assert (
         ours.learner.optimizer.flat - session_of("cuda", WAYS["eager"], game).learner.optimizer.flat
     ).abs().max() > 1e-3
@@ -126,7 +126,7 @@ def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_unifo
             session.iterate(1)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        rows.append(session.learner.action.view(ROLLOUT, LANES).clone())
+        rows.append(session.learner.rollout.action.view(ROLLOUT, LANES).clone())
     assert session._collect_and_learn.graph is not None
     actions = torch.cat(rows).cpu()
     assert len({tuple(row.tolist()) for row in actions}) == 20 * ROLLOUT, "a replay took the same actions again"
@@ -138,14 +138,14 @@ def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_unifo
         assert looks_uniform(counts)
         assert looks_uniform(torch.bincount((choices * actions[:-1] + actions[1:]).flatten(), minlength=choices**2))
     else:
-        assert session.learner.legal.gather(1, session.learner.action.unsqueeze(1)).all()
+        assert session.learner.rollout.legal.gather(1, session.learner.rollout.action.unsqueeze(1)).all()
 
 
 def test_schedules_reach_a_captured_graph() -> None:
     session = session_of("cuda", WAYS["compiled+graph"], learning_rate=1e-3, learning_rate_end=1e-4)
     session.iterate(GRAPHED + 45)
     assert session._collect_and_learn.graph is not None
-    assert session.learner.rate.item() == pytest.approx(1e-3 + (1e-4 - 1e-3) * 0.49, rel=1e-5)
+    assert session.learner.learning_rate.item() == pytest.approx(1e-3 + (1e-4 - 1e-3) * 0.49, rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])

@@ -51,7 +51,7 @@ def test_plays_what_the_cpu_plays(way: str) -> None:
         assert torch.equal(ours.tensors()["envs"][name].cpu(), x), name
     for name in ("obs", "action", "ended", "truncated", "order", "acted", "shuffled", "target"):
         assert torch.equal(getattr(ours.learner, name).cpu(), getattr(theirs.learner, name)), name
-    assert theirs.learner.truncated.any()
+    assert theirs.learner.rollout.truncated.any()
 
 
 def test_graphed_equals_eager() -> None:
@@ -60,7 +60,7 @@ def test_graphed_equals_eager() -> None:
     for session in (ours, theirs):
         session.iterate(ITERATIONS)
     torch.testing.assert_close(ours.learner.optimizer.flat, theirs.learner.optimizer.flat, rtol=1e-3, atol=1e-4)
-    assert torch.equal(ours.learner.action, theirs.learner.action)
+    assert torch.equal(ours.learner.rollout.action, theirs.learner.rollout.action)
     assert (ours.learner.optimizer.flat - before).abs().max() > 1e-3
 
 
@@ -71,9 +71,9 @@ def test_what_plays_in_low_precision_is_what_was_learned(algo: str) -> None:
     learner = session.learner
     learner.before_iteration()
     with torch.no_grad(), learner.runtime.autocast():
-        found, expected = learner.player(learner.obs), learner.net(learner.obs)
+        found, expected = learner.behaviour_network(learner.rollout.obs), learner.net(learner.rollout.obs)
     assert torch.equal(found[0], expected[0])
-    assert learner.player is not learner.net
+    assert learner.behaviour_network is not learner.net
 
 
 def test_an_iteration_never_waits() -> None:

@@ -173,7 +173,7 @@ def test_an_iteration_never_waits(trained: Trained) -> None:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     assert trained.session.iterations == before + 10
-    assert all(torch.isfinite(x).all() for x in trained.session.learner.sums.values())
+    assert all(torch.isfinite(x).all() for x in trained.session.learner.metric_sums.values())
 
 
 def test_acting_sees_new_weights(trained: Trained) -> None:
@@ -202,7 +202,7 @@ def test_precisions_train(precision: str, reference: Trained) -> None:
     assert session.updates == STEPS - COLLECTED
     assert session._collect_and_learn.graph is not None
     assert torch.isfinite(optimizer.flat).all()
-    assert (optimizer.flat.dtype, session.learner.target_flat.dtype) == (torch.float32, torch.float32)
+    assert (optimizer.flat.dtype, session.learner.target_weights.dtype) == (torch.float32, torch.float32)
     assert (optimizer.flat - weights).abs().max() > 1e-3, "nothing was learned"
     if precision == "fp16":
         assert optimizer.scale.item() in [2.0**power for power in range(16)], (

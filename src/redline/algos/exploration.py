@@ -1,17 +1,30 @@
-"""Random moves, for learners that would otherwise always take what seems best."""
+"""Epsilon-greedy exploration, with an epsilon of its own for every environment."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from redline.core import random, select
 
-def epsilon_ladder(start: float, high: float, low: float, done: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
-    """Share of random moves of each environment, (N,) float32: from start, on a straight line as `done` () goes to 1, to its own end.
 
-    The ends are spread geometrically from high (environment 0) to low (the last).
+def epsilon_ladder(start: float, high: float, low: float, fraction: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
+    """Return epsilon per environment, (N,) float32: from start, linearly in `fraction` () up to 1, to its final value.
+
+    Final values are spaced geometrically from high (environment 0) to low (environment num_envs - 1), as in Ape-X.
     """
-    place = env_index.to(torch.float32) / max(num_envs - 1, 1)
-    low = max(low, 1e-8)  # a geometric ladder has no rung at 0
-    end = high * (low / max(high, low)) ** place
-    return start + (end - start) * done.clamp(0.0, 1.0)
+    position = env_index.to(torch.float32) / max(num_envs - 1, 1)
+    low = max(low, 1e-8)  # a geometric spacing cannot reach 0
+    final = high * (low / max(high, low)) ** position
+    return start + (final - start) * fraction.clamp(0.0, 1.0)
+
+
+def epsilon_greedy(values: Tensor, legal: Tensor | None, epsilon: Tensor, key: Tensor, env_index: Tensor) -> Tensor:
+    """Return a uniformly random legal action with probability epsilon (N,), else the best one: (N,) int64.
+
+    values: (N, A), of illegal actions far below the rest. key: () int32, never used twice. env_index: (N,) int64.
+    """
+    explore = random.uniform(random.bits(key, 2 * env_index)) < epsilon
+    bits = random.bits(key, 2 * env_index + 1)
+    uniform = random.below(bits, values.shape[1]) if legal is None else select.draw(legal, bits)
+    return torch.where(explore, uniform, values.argmax(1))

@@ -97,13 +97,11 @@ class Learner(ABC):
         """Return actions (N,) int64 and the algorithm's POLICY_OUTPUTS, (N,) float32 each."""
 
     @abstractmethod
-    def record_actions(
-        self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]
-    ) -> Tensor | None:
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
         """Store what `select_actions` saw and returned for one step of all environments, and add 1 to `acted`.
 
         Actor processes select actions themselves; their collector calls this in place of `act`.
-        Shapes as in `act` and `select_actions`. The returned value is not used by the loop.
+        Shapes as in `act` and `select_actions`.
         """
 
     @abstractmethod

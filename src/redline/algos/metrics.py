@@ -1,4 +1,4 @@
-"""What learners measure: sums on the device, read once a log point."""
+"""Metrics of learners: sums on the device, read once per log point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def read_means(sums: dict[str, Tensor], updates: int) -> dict[str, float]:
-    """Each sum by the number of updates it was added up over; the sums start again. Waits for the device once."""
+    """Return each sum divided by `updates` and reset the sums. Waits for the device once."""
     values = torch.stack(list(sums.values())).tolist()
     for total in sums.values():
         total.zero_()

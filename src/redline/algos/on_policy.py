@@ -1,9 +1,4 @@
-"""What learners from fresh play have in common: a rollout of all environments, learned from in shuffled minibatches, then forgotten.
-
-    environment 0  environment 1  …  environment N-1
-0     s a r   s a r       s a r     Rows are written while playing, one a step. After `rollout` of them targets are
-1     s a r   s a r       s a r     computed backwards in time, and all are drawn `epochs` times in a new order.
-"""
+"""OnPolicyLearner: train on a rollout of all environments in shuffled minibatches, then discard it. Shared by PPO and PQN."""
 
 from __future__ import annotations
 
@@ -18,29 +13,30 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from redline.algos import networks
+from redline.algos import network_config
 from redline.algos.learner import Learner
 from redline.algos.metrics import read_means
 from redline.algos.optimizer import Optimizer, linear
+from redline.algos.rollout import RolloutBuffer
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import Spec, Transition, map_record
+from redline.core.records import Spec, Transition
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(networks.NetworkConfig):
-    """Settings that such learners share."""
+class OnPolicyConfig(network_config.NetworkConfig):
+    """Options that on-policy learners share."""
 
-    rollout_steps: int = 32  # steps every environment plays between two updates
-    epochs: int = 2  # times each of them is learned from
-    batch_size: int = 0  # samples a gradient step; 0: an eighth of what is played between two updates
+    rollout_steps: int = 32  # steps of every environment between two updates
+    epochs: int = 2  # passes over each rollout
+    batch_size: int = 0  # samples per gradient step; 0: an eighth of a rollout
     learning_rate: float = 1e-3  # at the start of training
-    learning_rate_end: float = 1e-4  # at its end; in between on a straight line
-    gamma: float = 0.99
-    gamma_end: float | None = None  # at the end of training, on a straight line of 1 / (1 - gamma); none: the same
-    max_grad_norm: float = 0.5
+    learning_rate_end: float = 1e-4  # at the end of training; linear in between
+    gamma: float = 0.99  # discount
+    gamma_end: float | None = None  # at the end of training, linear in 1 / (1 - gamma); none: constant
+    max_grad_norm: float = 0.5  # gradients are clipped to this norm
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,10 +49,9 @@ class OnPolicyConfig(networks.NetworkConfig):
         self.expect(("batch_size", "learning_rate_end"), "0 or more", lambda x: x >= 0)
 
 
-RESUME_FIXED = (*networks.NETWORK_RESUME_FIXED, "gamma", "rollout_steps")  # a continued run must keep these
-_UNROLLED = 128  # steps of a rollout up to which returns are compiled
-_SELDOM = 32  # steps between two truncations of a environment by the game itself that are reckoned with
-_PARTS = 8  # minibatches an epoch, where nothing else is asked for
+RESUME_FIXED = (*network_config.NETWORK_RESUME_FIXED, "gamma", "rollout_steps")
+_MAX_COMPILED_STEPS = 128  # longer rollouts compute their targets eagerly
+_MINIBATCHES = 8  # per epoch, by default
 C = TypeVar("C", bound=OnPolicyConfig)
 N = TypeVar("N", bound=nn.Module)
 
@@ -68,22 +63,22 @@ def fill_defaults(config: C, num_envs: int, requested: Collection[str]) -> tuple
     return fill_batch_size(config, num_envs)
 
 
+def fill_batch_size(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
+    """Return the config with an eighth of the rollout for a batch size of 0, and the reason."""
+    if config.batch_size:
+        return config, {}
+    filled = dataclasses.replace(config, batch_size=_minibatch(max(num_envs, 1) * config.rollout_steps))
+    return filled, {"batch_size": "an eighth of a rollout"}
+
+
 def samples_per_step(config: OnPolicyConfig, num_envs: int, accumulate: int) -> float:
     """Return how often the learner trains on each environment step."""
     del num_envs, accumulate
     return float(config.epochs)
 
 
-def fill_batch_size(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
-    """Return the config with an eighth of the rollout for a batch size of 0, and the reason."""
-    if config.batch_size:
-        return config, {}
-    filled = dataclasses.replace(config, batch_size=_divisor(max(num_envs, 1) * config.rollout_steps))
-    return filled, {"batch_size": "an eighth of what is played between two updates"}
-
-
 def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """About what the learner will allocate, by the setting that decides it. `state_bytes` are those of one State."""
+    """Return an estimate of the bytes the learner allocates, by the option that decides them."""
     inputs = math.prod(spec.obs_shape)
     sample = inputs * spec.obs_dtype.itemsize + spec.num_actions * spec.masked + 40
     rows = spec.obs_shape[0] if spec.afterstates else 1
@@ -94,12 +89,15 @@ def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs:
 
 
 class OnPolicyLearner(Learner):
-    """What does not depend on what is learned. Between two updates every environment plays `rollout_steps` steps."""
+    """Fills a rollout, computes a target for each of its samples, and trains `epochs` times on shuffled minibatches.
+
+    A subclass gives `select_actions`, `state_values`, `compute_targets`, `loss` and `model`.
+    """
 
     config: OnPolicyConfig
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
-    needs_frame_stack = True
+    needs_frame_stack = True  # final states are observed, to bootstrap from them
 
     def __init__(
         self,
@@ -111,166 +109,131 @@ class OnPolicyLearner(Learner):
         runtime: Runtime,
         accumulate: int,
         net: nn.Module,
+        outputs: tuple[str, ...],
     ) -> None:
-        """`state` (N, …) is an example of the game's State of all environments."""
+        """Arguments as of Learner; net: the network to train; outputs: the algorithm's POLICY_OUTPUTS, `value` first."""
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate)
-        spec = self.spec
-        if config.gamma_end is not None and spec.afterstates:
-            raise UserError("gamma_end is set; with afterstates the discount is part of the network. Leave it away.")
-        self.net = net
-        self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
-        size = config.rollout_steps * num_envs
-        if size % self.samples_per_update:
-            algo = type(self).__module__.rpartition(".")[2]
-            if size % accumulate:
-                raise UserError(
-                    f"accumulate is {accumulate}; expected a divisor of the {size:,} steps that {num_envs:,} environments "
-                    f"play in a rollout of {config.rollout_steps}."
-                )
-            times = f" times accumulate {accumulate}" if accumulate > 1 else ""
+        if config.gamma_end is not None and self.spec.afterstates:
             raise UserError(
-                f"{algo}.batch_size is {config.batch_size:,}{times}; expected a divisor of the {size:,} steps that "
-                f"{num_envs:,} environments play in a rollout of {config.rollout_steps}, such as "
-                f"{_divisor(size // accumulate):,}."
+                "gamma_end is set, but with afterstates the discount is part of the network. Remove gamma_end."
             )
-        self.updates_per_iteration = config.epochs * (size // self.samples_per_update)
+        self._check_batch_size()
         device = runtime.device
-        self.rate = torch.tensor(config.learning_rate, device=device)
-        self.optimizer = Optimizer(net, self.rate, config.max_grad_norm, runtime)
-        self.player = in_precision(net, runtime.amp_dtype)  # plays; `before` gives it the weights learned
-        self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # epochs so far
-
-        # What was played since the last update, row after row of all environments. It is written whole before it is read, so no
-        # checkpoint needs it.
-        self.row = torch.zeros((), dtype=torch.int64, device=device)
-        self.obs = torch.zeros(size, *spec.obs_shape, dtype=spec.obs_dtype, device=device)
-        self.legal = torch.ones(size, spec.num_actions, dtype=torch.bool, device=device) if spec.masked else None
-        self.action = torch.zeros(size, dtype=torch.int64, device=device)
-        self.ended = torch.zeros(size, dtype=torch.bool, device=device)
-        self.value, self.reward, self.target = (torch.zeros(size, device=device) for _ in range(3))
-        self.neutral = self.value  # targets from which nothing is learned
-        self.order = torch.zeros(size, dtype=torch.int64, device=device)
-        # States whose value is asked for in `update`: for every environment those in which it was cut short, up to `cuts` of them,
-        # then the one it stopped in. A environment that is cut short more often learns nothing from those steps.
-        limits = [limit for limit in (rules.time_limit, spec.limit) if limit] + [_SELDOM] * spec.truncates
-        self.cuts = -(-config.rollout_steps // min(limits)) if limits else 0
-        self.cut = torch.zeros(num_envs, dtype=torch.int64, device=device)  # times in this rollout
-        self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
-        self.finals = map_record(lambda x: x.new_zeros((self.cuts + 1) * num_envs, *x.shape[1:]), state)
-        if spec.frames > 1:
-            stacked = {k: getattr(self.finals, k) for k in rules.game.STACKED}  # type: ignore[attr-defined]
-            stacked = {k: x.unsqueeze(1).repeat_interleave(spec.frames, 1) for k, x in stacked.items()}
-            self.finals = self.finals._replace(**stacked)
-
-        totals = torch.zeros(len(self.metrics), device=device)
-        self.totals, self.sums = totals, dict(zip(self.metrics, totals.unbind(), strict=True))  # since the last log
-        # Returns are computed step by step: written out, a long rollout would take minutes to compile.
-        self._prepare = runtime.compile(self.prepare) if config.rollout_steps <= _UNROLLED else self.prepare
+        self.net = net
+        self.rollout = RolloutBuffer(rules, state, num_envs, config.rollout_steps, outputs, device)
+        self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
+        self.updates_per_iteration = config.epochs * (self.rollout.size // self.samples_per_update)
+        self.learning_rate = torch.tensor(config.learning_rate, device=device)
+        self.optimizer = Optimizer(net, self.learning_rate, config.max_grad_norm, runtime)
+        self.behaviour_network = in_precision(net, runtime.amp_dtype)  # `before_iteration` copies the weights
+        self.targets = torch.zeros(self.rollout.size, device=device)  # of the values of the samples
+        self.order = torch.zeros(self.rollout.size, dtype=torch.int64, device=device)  # shuffled sample numbers
+        self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # () int64: epochs so far
+        self.metric_sums = torch.zeros(len(self.metrics), device=device)  # since the last log point
+        # Targets are computed step by step: unrolled by the compiler, a long rollout would take minutes to compile.
+        short = config.rollout_steps <= _MAX_COMPILED_STEPS
+        self._compute_targets = runtime.compile(self.compute_targets) if short else self.compute_targets
         self._shuffle = runtime.compile(self.shuffle)
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
 
-    # ------------------------------------------------------------------------------------- what a learner must say
+    def _check_batch_size(self) -> None:
+        config, num_envs, accumulate = self.config, self.num_envs, self.accumulate
+        size = config.rollout_steps * num_envs
+        if size % (config.batch_size * accumulate) == 0:
+            return
+        steps = f"the {size:,} steps that {num_envs:,} environments play in a rollout of {config.rollout_steps}"
+        if size % accumulate:
+            raise UserError(f"accumulate is {accumulate}; expected a divisor of {steps}.")
+        group = type(self).__module__.rpartition(".")[2]
+        times = f" times accumulate {accumulate}" if accumulate > 1 else ""
+        raise UserError(
+            f"{group}.batch_size is {config.batch_size:,}{times}; expected a divisor of {steps}, such as "
+            f"{_minibatch(size // accumulate):,}."
+        )
+
+    # -------------------------------------------------------------------------------------------- given by the algorithm
 
     @abstractmethod
-    def value_of(self, state: Any) -> Tensor:
-        """What States are worth, (N,) float32."""
+    def state_values(self, state: Any) -> Tensor:
+        """Return the values (M,) float32 of M game States."""
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Compute `target`, and this update's learning rate, from the rollout."""
+    def compute_targets(self) -> None:
+        """Write `targets` from the rollout, and set this update's learning rate."""
 
     @abstractmethod
-    def loss(self, index: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Of the samples numbered `index` (B,) int64: the loss () and what is measured, in the order of `metrics`.
+    def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss () and the `metrics` (M,) of the samples `index` (B,) int64.
 
-        `whole` is the batch that they are a part of, where gradients are accumulated.
+        batch: all samples of the gradient step, of which `index` is a part, where gradients are accumulated.
         """
 
-    # ------------------------------------------------------------------------------------------------------- playing
+    @abstractmethod
+    def model(self) -> dict[str, Tensor]:
+        """Return all weights by name."""
+
+    # ------------------------------------------------------------------------------------------------------------ acting
 
     @torch.no_grad()
     def before_iteration(self) -> None:
-        """What plays has the weights that were learned."""
-        if self.player is not self.net:
-            torch._foreach_copy_(list(self.player.parameters()), list(self.net.parameters()))
+        """Copy the trained weights to the behaviour network."""
+        if self.behaviour_network is not self.net:
+            torch._foreach_copy_(list(self.behaviour_network.parameters()), list(self.net.parameters()))
 
     @property
     def acting_network(self) -> nn.Module:
         return self.net
 
-    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
-        """Write what a row was played from; returns where it lies, (N,) int64."""
-        slot: Tensor = self.row * self.num_envs + torch.arange(self.num_envs, device=obs.device)
-        self.obs.index_copy_(0, slot, obs)
-        if self.legal is not None:
-            assert legal is not None
-            self.legal.index_copy_(0, slot, legal)
-        self.action.index_copy_(0, slot, action)
-        self.value.index_copy_(0, slot, outputs[0])
+    def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
+        """Write them to the rollout."""
+        self.rollout.write_actions(obs, legal, action, outputs)
         self.acted += 1
-        return slot
 
     def ingest(self, transition: Transition) -> None:
-        """Remember what came of the actions."""
-        step = transition.step
-        env_index = torch.arange(self.num_envs, device=step.reward.device)
-        slot = self.row * self.num_envs + env_index
-        self.reward.index_copy_(0, slot, step.reward)
-        self.ended.index_copy_(0, slot, step.terminated | step.truncated)
-        self.truncated.index_copy_(0, slot, step.truncated)
-        kept = torch.where(step.truncated, self.cut.clamp(max=self.cuts), self.cuts) * self.num_envs + env_index
-        for name, states in self.finals._asdict().items():
-            if name not in self.rules.game.HIDDEN:
-                states.index_copy_(0, kept, getattr(step.final_state, name))
-        self.cut += step.truncated
-        self.row.copy_((self.row + 1) % self.config.rollout_steps)
+        """Write the outcome of the actions to the rollout."""
+        self.rollout.write_step(transition.step)
 
-    def played(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rollout's reward and value (T, N), the value (N,) of where it stopped, and ended (T, N).
-
-        An episode cut short has the value of where it was cut in its last reward.
-        """
-        shape = (self.config.rollout_steps, self.num_envs)
-        reward, value, ended, truncated = (x.view(shape) for x in (self.reward, self.value, self.ended, self.truncated))
-        worth = self.value_of(self.finals).view(-1, self.num_envs)
-        if self.cuts:
-            number = truncated.to(torch.int64).cumsum(0) - 1  # of the environment's cuts
-            ahead = self.discount() * worth.gather(0, number.clamp(0, self.cuts - 1))
-            known = torch.where(number < self.cuts, reward + ahead, self.neutral.view(shape))
-            reward = torch.where(truncated, known, reward)
-            self.cut.zero_()
-        return reward, value, worth[-1], ended
-
-    # ------------------------------------------------------------------------------------------------------ learning
+    # ---------------------------------------------------------------------------------------------------------- learning
 
     def update(self) -> None:
-        """Learn from the rollout, `epochs` times."""
-        self._prepare()
-        part = self.config.batch_size
+        """Train on the rollout, `epochs` times."""
+        self._compute_targets()
         for _ in range(self.config.epochs):
             self._shuffle()
-            for start in range(0, self.order.shape[0], self.samples_per_update):
+            for start in range(0, self.rollout.size, self.samples_per_update):
+                batch = self.order[start : start + self.samples_per_update]
                 total: tuple[Tensor, ...] = ()
-                whole = self.order[start : start + self.samples_per_update]
-                for index in whole.split(part):
-                    loss, measured = self._loss(index, whole if self.accumulate > 1 else None)
+                for index in batch.split(self.config.batch_size):
+                    loss, metrics = self._loss(index, batch if self.accumulate > 1 else None)
                     gradients = self.optimizer.gradient(loss)
                     total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-                    self.totals += measured
+                    self.metric_sums += metrics
                 self._apply(total)
 
+    @property
+    def predictions(self) -> Tensor:
+        """What the targets are compared with, as predicted while acting: (T * N,)."""
+        return self.rollout.outputs["value"]
+
+    def rollout_returns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return reward, value (T, N), bootstrap_value (N,) and done (T, N), as the functions of `returns` take them."""
+        rollout = self.rollout
+        values = self.state_values(rollout.bootstrap_states)
+        reward, bootstrap_value = rollout.bootstrapped_rewards(values, self.discount(), self.predictions)
+        return reward, rollout.steps(rollout.outputs["value"]), bootstrap_value, rollout.steps(rollout.done)
+
     def discount(self) -> float | Tensor:
-        """Of a step, at this point of training: how far ahead it looks, 1 / (1 - gamma) steps, grows evenly."""
+        """Return gamma at this point of training: 1 / (1 - gamma) goes linearly to its end."""
         start, end = self.config.gamma, self.config.gamma_end
         return start if end is None else 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress)
 
-    def follow_schedule(self) -> None:
-        """This update's learning rate."""
-        self.rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
+    def update_learning_rate(self) -> None:
+        """Set the learning rate of this point of training."""
+        self.learning_rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
 
     @torch.no_grad()
     def shuffle(self) -> None:
-        """A new order of all samples."""
+        """Draw a new order of all samples."""
         number = torch.arange(self.order.shape[0], device=self.order.device)
         draws = random.bits(random.fold(self.key, 2 * self.shuffled + 1), number)
         self.order.copy_(torch.sort(draws, stable=True).indices)  # stable: draws may be equal
@@ -278,36 +241,33 @@ class OnPolicyLearner(Learner):
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
-        """A gradient step."""
+        """Take a gradient step."""
         self.optimizer.step(gradients)
 
     def read_metrics(self, updates: int) -> dict[str, float]:
-        """Means over the last `updates`, which start again."""
-        return read_means(self.sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
-
-    @abstractmethod
-    def model(self) -> dict[str, Tensor]:
-        """All weights, by name."""
+        """Return the means over the last `updates` gradient steps and reset them."""
+        sums = dict(zip(self.metrics, self.metric_sums.unbind(), strict=True))
+        return read_means(sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that decides what comes next, between two iterations, in groups."""
+        """Return every tensor that decides what comes next, between two iterations, in groups."""
         counters = {"key": self.key, "acted": self.acted, "shuffled": self.shuffled}
         return {"model": self.model(), "optim": self.optimizer.tensors(), "rng": counters}
 
 
 def in_precision(net: N, dtype: torch.dtype | None) -> N:
-    """A copy of the network whose products are in `dtype` without a conversion; itself where there is none."""
+    """Return a copy of `net` with weights in `dtype`, so that acting converts none; `net` itself if dtype is None."""
     if dtype is None:
         return net
-    found = copy.deepcopy(net).requires_grad_(False)
-    for mine, original in zip(found.modules(), net.modules(), strict=True):
+    converted = copy.deepcopy(net).requires_grad_(False)
+    for module, original in zip(converted.modules(), net.modules(), strict=True):
         for name, buffer in original.named_buffers(recurse=False):  # statistics are shared, not copied
-            setattr(mine, name, buffer)
-        if isinstance(mine, nn.Linear | nn.Conv2d):
-            mine.to(dtype)
-    return found
+            setattr(module, name, buffer)
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.to(dtype)
+    return converted
 
 
-def _divisor(size: int) -> int:
-    """A divisor of `size`: the eighth of it where that is whole."""
-    return size // math.gcd(size, _PARTS)
+def _minibatch(size: int) -> int:
+    """Return a divisor of `size`: an eighth, where that is a whole number."""
+    return size // math.gcd(size, _MINIBATCHES)

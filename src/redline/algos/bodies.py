@@ -1,0 +1,183 @@
+"""Value networks over one observation: MLP, CNN, ResNet and Pixels, and the choice among them.
+
+forward(obs (B, …), legal (B, A) bool or None) -> (B, A) float32; `chosen(obs, action (B,))` -> (B,).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.algos.conv import Conv, PixelConv, PixelNorm, Residual
+from redline.algos.dense import Dense, Scale, activate, precision, round_up
+from redline.algos.network_config import NetworkConfig, gather, masked
+from redline.core.errors import UserError
+from redline.core.records import Spec
+
+_PIXELS = ((8, 4), (4, 2), (3, 1))  # kernel and stride of the convolutions of images
+
+
+class Flat(nn.Module):
+    """Flatten and scale observations: (B, …) -> (B, width), padded, in the network's precision."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        inputs = math.prod(spec.obs_shape)
+        self.width = round_up(inputs, 8)  # 300 inputs would miss the 16-byte alignment of tensor cores
+        self.pad, self.scale = self.width - inputs, Scale(spec)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return F.pad(self.scale(obs).flatten(1), (0, self.pad))
+
+
+class MLP(nn.Module):
+    """Dense layers over the flattened observation; linear without hidden layers. (B, …) -> (B, A) float32."""
+
+    def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
+        super().__init__()
+        self.flat = Flat(spec)
+        self.dense = Dense(self.flat.width, config.hidden, spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        return masked(self.dense(self.flat(obs)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+class CNN(nn.Module):
+    """3x3 convolutions, then dense layers. (B, C, H, W) -> (B, A) float32."""
+
+    def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
+        super().__init__()
+        self.scale = Scale(spec)
+        planes, height, width = spec.obs_shape
+        self.convs = nn.ModuleList()
+        for index, out in enumerate(config.channels):
+            stride = 1 if index == 0 else config.stride
+            self.convs.append(Conv(planes, out, stride, (0, 0) if index else (height, width), config.padding))
+            removed = 0 if config.padding else 2
+            planes, height, width = out, -(-(height - removed) // stride), -(-(width - removed) // stride)
+            if min(height, width) < 1:
+                raise UserError(
+                    f"padding is off and channels are {config.channels}: {index + 1} convolutions leave nothing of a board of "
+                    f"{spec.obs_shape[1]}x{spec.obs_shape[2]}. Use fewer channels or turn padding on."
+                )
+        self.norm = config.layer_norm
+        features = planes * height * width
+        self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        x = self.scale(obs).permute(0, 2, 3, 1)
+        for conv in self.convs:
+            x = activate(conv(x), True) if self.norm else conv(x, relu=True)
+        return masked(self.dense(x.flatten(1)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+class ResNet(nn.Module):
+    """IMPALA's network (Espeholt et al. 2018): stages of a convolution and two residual blocks, then dense layers.
+
+    Every stage but the first ends its convolution with a max-pooling of 3x3 cells and stride `stride`; so does the first if
+    the image has 32x32 cells or more. (B, C, H, W) -> (B, A) float32.
+    """
+
+    def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
+        super().__init__()
+        self.scale = Scale(spec)
+        planes, height, width = spec.obs_shape
+        large = min(height, width) >= 32
+        self.strides = [config.stride if index or large else 1 for index in range(len(config.channels))]
+        self.convs, self.blocks = nn.ModuleList(), nn.ModuleList()
+        for index, (out, stride) in enumerate(zip(config.channels, self.strides, strict=True)):
+            self.convs.append(Conv(planes, out, board=(0, 0) if index else (height, width)))
+            self.blocks.append(nn.Sequential(*(Residual(out, config.layer_norm) for _ in range(2))))
+            planes, height, width = out, -(-height // stride), -(-width // stride)
+        features = planes * height * width
+        self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        x = self.scale(obs).permute(0, 2, 3, 1)
+        for conv, stride, blocks in zip(self.convs, self.strides, self.blocks, strict=True):
+            x = conv(x)
+            if stride > 1:
+                x = F.max_pool2d(x.permute(0, 3, 1, 2), 3, stride, padding=1).permute(0, 2, 3, 1)
+            x = blocks(x)
+        return masked(self.dense(F.relu(x).flatten(1)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+class Pixels(nn.Module):
+    """Nature DQN's network for images (Mnih et al. 2015) with normalised convolutions, then dense layers.
+
+    Kernels and strides are 8x8 and 4, 4x4 and 2, then 3x3 and 1; the options `stride` and `padding` do not apply.
+    (B, C, H, W) -> (B, A) float32.
+    """
+
+    scale: Tensor
+
+    def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
+        super().__init__()
+        planes, height, width = spec.obs_shape
+        self.register_buffer("scale", torch.tensor(spec.obs_scale), persistent=False)
+        count = max(len(config.channels), len(_PIXELS))
+        shapes = _PIXELS + _PIXELS[-1:] * (count - len(_PIXELS))
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        for index, (kernel, stride) in enumerate(shapes):
+            out = config.channels[min(index, len(config.channels) - 1)]
+            conv = PixelConv(planes, out, kernel, stride)
+            self.convs.append(conv)
+            self.norms.append(PixelNorm(out))
+            planes, height, width = out, conv.output_size(height), conv.output_size(width)
+        if min(height, width) < 1:
+            least = 1
+            for kernel, stride in reversed(shapes):
+                least = kernel + (least - 1) * stride
+            raise UserError(
+                f"net is pixels, but {count} convolutions leave nothing of images of "
+                f"{spec.obs_shape[1]}x{spec.obs_shape[2]}; expected {least}x{least} or more. Use cnn or resnet."
+            )
+        self.dense = Dense(planes * height * width, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
+
+    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
+        first: Any = self.convs[0]
+        if first.accepts_uint8(obs):
+            x = first.forward_uint8(obs, self.scale)
+        else:
+            x = first(obs.to(precision(obs)).permute(0, 2, 3, 1).contiguous(), self.scale)
+        x = self.norms[0](x)
+        for conv, norm in zip(self.convs[1:], self.norms[1:], strict=True):
+            x = norm(conv(x))
+        return masked(self.dense(x.flatten(1)), legal)
+
+    def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        return gather(self(obs), action)
+
+
+Body = MLP | CNN | ResNet | Pixels
+
+
+def make_body(spec: Spec, config: NetworkConfig, dueling: bool = False) -> Body:
+    """Return the network that `config.net` names, or that suits the observation."""
+    networks: dict[str, type[Body]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "pixels": Pixels}
+    return networks[body_kind(spec, config)](spec, config, dueling)
+
+
+def body_kind(spec: Spec, config: NetworkConfig) -> str:
+    """Return the name of the network; `auto` chooses an MLP for flat observations and up to 512 inputs, else a CNN."""
+    board, kind = len(spec.obs_shape) == 3, config.net
+    if kind == "auto":
+        return "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"
+    if kind != "mlp" and not board:
+        raise UserError(
+            f"net is {kind}, but observations of shape {spec.obs_shape} are not planes (C, H, W); use mlp or auto."
+        )
+    return kind

@@ -1,0 +1,123 @@
+"""Fully connected parts of networks: input scaling, dense layers, the output head, and two networks run as one."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.core.records import Spec
+
+
+class Scale(nn.Module):
+    """Multiply observations of any dtype by the Spec's scale per channel; return them in the network's precision."""
+
+    scale: Tensor
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        scale = torch.tensor(spec.obs_scale).view(-1, *(1,) * (len(spec.obs_shape) - 1))
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return (obs.to(torch.float32) * self.scale).to(precision(obs))
+
+
+def precision(obs: Tensor) -> torch.dtype:
+    """Return the dtype a network computes in on the device of `obs`: that of autocast, else float32."""
+    device = obs.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+
+class Head(nn.Module):
+    """Features (B, F) to action values (B, A) float32; with `dueling` they are a state value plus centred advantages."""
+
+    def __init__(self, features: int, num_actions: int, dueling: bool) -> None:
+        super().__init__()
+        self.num_actions, self.dueling = num_actions, dueling
+        # A multiple of 8 outputs keeps the matrix product aligned on a GPU; the unused ones are cut off.
+        self.out = nn.Linear(features, round_up(num_actions + dueling, 8))
+
+    def forward(self, features: Tensor) -> Tensor:
+        out: Tensor = self.out(features).to(torch.float32)
+        if not self.dueling:
+            return out[:, : self.num_actions]
+        value, advantages = out[:, :1], out[:, 1 : 1 + self.num_actions]
+        return value + advantages - advantages.mean(1, keepdim=True)
+
+
+def activate(x: Tensor, norm: bool) -> Tensor:
+    """Return ReLU(x) of x (…, F), after layer normalisation over the features if `norm`.
+
+    The normalisation has no weight and bias: the next layer can absorb them, and on a GPU the gradients of these few weights
+    cost as much as a layer's own.
+    """
+    return F.relu(F.layer_norm(x, x.shape[-1:]).to(x.dtype) if norm else x)
+
+
+class Dense(nn.Module):
+    """Fully connected layers with ReLU, and the head. (B, F) -> (B, A) float32."""
+
+    def __init__(self, features: int, hidden: tuple[int, ...], num_actions: int, norm: bool, dueling: bool) -> None:
+        super().__init__()
+        widths = [features, *hidden]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.norm = norm
+        self.head = Head(widths[-1], num_actions, dueling)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = activate(layer(x), self.norm)
+        out: Tensor = self.head(x)
+        return out
+
+
+class BlockDiagonalLinear(nn.Linear):
+    """Two independent linear layers in one matrix product: each half of the outputs depends on its half of the inputs.
+
+    The off-diagonal blocks of the weight are zero and receive no gradient.
+    """
+
+    mask: Tensor
+
+    def __init__(self, features: int, out: int) -> None:
+        """features, out: inputs and outputs of each of the two layers."""
+        super().__init__(2 * features, 2 * out)
+        ones = torch.ones(out, features)
+        self.register_buffer("mask", torch.block_diag(ones, ones), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * self.mask if torch.is_grad_enabled() else self.weight
+        return F.linear(x, weight, self.bias)
+
+
+class TwinMLP(nn.Module):
+    """Two MLPs with the same input and no shared weights. (B, F) -> (B, 2, at least 4) float32.
+
+    Narrow layers leave a GPU waiting for kernel launches: side by side, the two need half as many.
+    """
+
+    def __init__(self, features: int, hidden: tuple[int, ...], outputs: int, norm: bool) -> None:
+        """hidden: at least one width."""
+        super().__init__()
+        self.norm = norm
+        self.first = nn.Linear(features, 2 * hidden[0])
+        self.layers = nn.ModuleList(BlockDiagonalLinear(a, b) for a, b in itertools.pairwise(hidden))
+        self.head = BlockDiagonalLinear(hidden[-1], round_up(outputs, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._activate(self.first(x))
+        for layer in self.layers:
+            x = self._activate(layer(x))
+        out: Tensor = self.head(x).unflatten(1, (2, -1)).to(torch.float32)
+        return out
+
+    def _activate(self, x: Tensor) -> Tensor:
+        return activate(x.unflatten(1, (2, -1)), True).flatten(1) if self.norm else activate(x, False)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `number`."""
+    return -(-number // multiple) * multiple

@@ -1,0 +1,55 @@
+"""Options that all networks share, and operations on their outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from redline.core.errors import UserError
+
+ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state without legal actions gives no NaN
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Options of a network, part of every algorithm's Config."""
+
+    net: Literal["auto", "mlp", "cnn", "resnet", "pixels"] = "auto"  # auto: an MLP up to 512 inputs, else a CNN
+    hidden: tuple[int, ...] = (256, 256)  # widths of dense layers; after convolutions the last one only
+    channels: tuple[int, ...] = (32, 64)  # per convolution, or stage of a resnet; pixels repeats the last
+    stride: int = 2  # of every convolution but the first; 1 keeps the board size
+    padding: bool = True  # surround boards with zeros; else each convolution of a cnn removes a cell on each side
+    layer_norm: bool = False  # normalise the outputs of each layer
+    init: Literal["he", "orthogonal"] = "he"  # initial weights
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet", "pixels")), ("init", ("he", "orthogonal"))):
+            self.expect((name,), ", ".join(allowed), allowed.__contains__)
+        self.expect(("hidden",), "layer widths, as in 256,256", lambda widths: min(widths, default=1) >= 1)
+        self.expect(("channels",), "numbers of channels, as in 32,64", lambda widths: min(widths, default=0) >= 1)
+        self.expect(("stride",), "at least 1", lambda x: x >= 1)
+
+    def expect(self, names: tuple[str, ...], what: str, holds: Callable[[Any], bool]) -> None:
+        """Raise UserError for the first option of `names` whose value does not hold; `what` is the expected form."""
+        for name in names:
+            if not holds(value := getattr(self, name)):
+                algo = type(self).__module__.rpartition(".")[2]
+                raise UserError(f"{algo}.{name} is {value}; expected {what}.")
+
+
+NETWORK_RESUME_FIXED = tuple(field.name for field in dataclasses.fields(NetworkConfig) if field.name != "init")
+
+
+def masked(values: Tensor, legal: Tensor | None) -> Tensor:
+    """Return values (B, A) with ILLEGAL where `legal` (B, A) is False; None: every action is legal."""
+    return values if legal is None else torch.where(legal, values, ILLEGAL)
+
+
+def gather(values: Tensor, action: Tensor) -> Tensor:
+    """Return the entry of each row of values (B, A) at its action (B,) int64: (B,)."""
+    return values.gather(1, action.unsqueeze(1)).squeeze(1)
