@@ -16,7 +16,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from redline import games
 from redline.core.errors import UserError
-from redline.envs import gymnasium_adapter, make, registration
+from redline.core.records import leaves
+from redline.envs import gymnasium_adapter, make, make_rules, registration
+from redline.envs.single_game import OracleGame, TensorGame, single_game
 
 SNAKE = "redline/Snake-v0"
 SMALL = {"width": 5, "height": 4}
@@ -41,17 +43,6 @@ def sample(space: Any, infos: dict[str, Any]) -> Any:
     return space.sample(mask if mask is None or mask.ndim == 1 else tuple(mask))
 
 
-class Legal(gymnasium.spaces.Discrete):
-    """The actions of an environment; a sample is one that may be taken now. For a checker that knows no masks."""
-
-    def __init__(self, env: gymnasium_adapter.GameEnv) -> None:
-        super().__init__(int(env.action_space.n))  # type: ignore[attr-defined]
-        self.env = env
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        return super().sample(self.env._mask().get("action_mask") if self.env._env_state else mask, probability)
-
-
 def test_every_game_is_registered_once(game_name: str) -> None:
     registration.register()
     registration.register()
@@ -64,7 +55,6 @@ def test_gymnasium_finds_no_fault(variant: Any) -> None:
     """The checker with warnings as errors: all render modes, determinism, spaces, data that is never reused."""
     env: Any = gymnasium.make(env_id(variant.game), render_mode="rgb_array", **variant.options).unwrapped
     warnings.filterwarnings("ignore", r"(?s).*Box observation space (min|max)imum value is -?infinity")
-    env.action_space = Legal(env)
     check_env(env)
     env.close()
 
@@ -110,8 +100,9 @@ def test_single_env_plays_lane_0(variant: Any) -> None:
 
 
 def test_illegal_actions_are_refused_and_change_nothing(variant: Any) -> None:
-    envs: Any = gymnasium.make_vec(env_id(variant.game), num_envs=3, **variant.options)
-    env: Any = gymnasium.make(env_id(variant.game), **variant.options)
+    options = {"on_illegal": "raise", **variant.options}
+    envs: Any = gymnasium.make_vec(env_id(variant.game), num_envs=3, **options)
+    env: Any = gymnasium.make(env_id(variant.game), **options)
     (obs, infos), (one_obs, info) = envs.reset(seed=[4, 5, 6]), env.reset(seed=6)
     ours = make(variant.game, **variant.options)
     ours.reset(seed=6)
@@ -136,6 +127,72 @@ def test_illegal_actions_are_refused_and_change_nothing(variant: Any) -> None:
         np.testing.assert_array_equal(one_obs, ours.step(torch.tensor([actions[2]])).obs[0].numpy())
         np.testing.assert_array_equal(one_obs, obs[2])
     assert refused > 3
+
+
+def test_an_illegal_action_is_played_by_the_rules(variant: Any) -> None:
+    """One environment, a vector of them and redline.make agree on what it does."""
+    env: Any = gymnasium.make(env_id(variant.game), **variant.options)
+    ours = make(variant.game, **variant.options)
+    if not ours.spec.masked:
+        env.reset(seed=6)
+        assert env.unwrapped.action_masks().all()
+        return
+    envs: Any = gymnasium.make_vec(env_id(variant.game), num_envs=1, **variant.options)
+    _, info = env.reset(seed=6)
+    envs.reset(seed=6)
+    ours.reset(seed=6)
+    np.testing.assert_array_equal(env.unwrapped.action_masks(), info["action_mask"] == 1)
+    np.testing.assert_array_equal(envs.action_masks(), ours.legal().numpy())
+    illegal = int(np.flatnonzero(info["action_mask"] == 0)[0])
+    one, many, step = env.step(illegal), envs.step(np.array([illegal])), ours.step(torch.tensor([illegal]))
+    for x, y, z in zip(one[1:4], many[1:4], (step.reward, step.terminated, step.truncated), strict=True):
+        assert x == y[0] == z.item()
+    np.testing.assert_array_equal(one[0], step.final_obs[0].numpy())
+    np.testing.assert_array_equal(one[0], many[4]["final_obs"][0] if one[2] or one[3] else many[0][0])
+
+
+def test_on_illegal_is_one_of_two() -> None:
+    with pytest.raises(UserError, match="on_illegal is 'ignore'; expected play"):
+        gymnasium.make(SNAKE, on_illegal="ignore")
+
+
+def test_the_oracle_plays_single_games_bit_by_bit(any_variant: Any) -> None:
+    """Every field of State, observations, masks, rewards and statistics equal those of the tensor game."""
+    rules = make_rules(any_variant.game, any_variant.options, time_limit=25)
+    fast, slow = single_game(rules, torch.device("cpu")), TensorGame(rules, torch.device("cpu"))
+    if rules.game.spec(rules.config).afterstates:
+        assert isinstance(fast, TensorGame)
+        return
+    assert isinstance(fast, OracleGame)
+    draws, ended = np.random.default_rng(0), 0
+    for player in (fast, slow):
+        player.reset(2**40 + 7)
+    for _ in range(80):
+        legal, expected = fast.legal(), slow.legal()
+        assert (legal is None) == (expected is None)
+        if legal is not None:
+            np.testing.assert_array_equal(legal, expected)
+        np.testing.assert_array_equal(fast.observe(), slow.observe())
+        assert fast.observe().dtype == slow.observe().dtype
+        for name, values in leaves(slow.state()).items():
+            assert torch.equal(leaves(fast.state())[name], values), name
+        choices = np.arange(rules.game.spec(rules.config).num_actions) if legal is None else np.flatnonzero(legal)
+        action = int(draws.choice(choices)) if len(choices) else 0
+        step = fast.step(action)
+        assert step == slow.step(action)
+        if step.terminated or step.truncated:
+            ended += 1
+            np.testing.assert_array_equal(fast.observe(), slow.observe())
+        if step.terminated or step.truncated or draws.random() < 0.02:
+            fast.next_episode()
+            slow.next_episode()
+    assert ended
+
+
+def test_a_game_without_an_oracle_is_played_by_its_tensors() -> None:
+    import toy_game
+
+    assert isinstance(single_game(make_rules(toy_game), torch.device("cpu")), TensorGame)
 
 
 def test_reset_never_replays() -> None:

@@ -456,7 +456,7 @@ def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("--env.sticky") == 1
     with pytest.raises(UserError, match=r"There is no game 'maro'; did you mean 'mario'\? Games: .*mario:W-S"):
         load_game("maro")
-    with pytest.raises(UserError, match="mario is no tensor game"):
+    with pytest.raises(UserError, match="mario is a CPU environment"):
         make("mario")
     assert set(CPU_ENVS) == {"gym", "mario"}
 

@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,9 @@ from redline.envs import make
 
 sb3 = pytest.importorskip("stable_baselines3")
 
+from stable_baselines3.common.env_checker import check_env  # noqa: E402
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 from redline.envs.sb3 import SB3VecEnv  # noqa: E402
 
@@ -55,7 +58,7 @@ def test_steps_are_the_envs(variant: Any) -> None:
 
 
 def test_illegal_actions_are_refused(variant: Any) -> None:
-    adapter = SB3VecEnv(make(variant.game, 16, **variant.options))
+    adapter = SB3VecEnv(make(variant.game, 16, **variant.options), on_illegal="raise")
     adapter.reset()
     masks = adapter.action_masks()
     if not adapter.env.spec.masked:
@@ -64,9 +67,25 @@ def test_illegal_actions_are_refused(variant: Any) -> None:
     actions = masks.argmax(1)
     env_index = masks.sum(1).argmin()
     actions[env_index] = masks[env_index].argmin()
-    told = rf"Action {actions[env_index]} is illegal in environment {env_index}: {masks[env_index].sum()} of the {masks.shape[1]}"
-    with pytest.raises(InvalidAction, match=told):
+    refusal = rf"Action {actions[env_index]} is illegal in environment {env_index}: {masks[env_index].sum()} of the"
+    with pytest.raises(InvalidAction, match=refusal):
         adapter.step(actions)
+    defined = SB3VecEnv(make(variant.game, 16, **variant.options))
+    ours = make(variant.game, 16, **variant.options)
+    defined.reset()
+    ours.reset()
+    np.testing.assert_array_equal(defined.step(actions)[1], ours.step(torch.from_numpy(actions)).reward.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sb3_finds_no_fault_in_any_id(game_name: str) -> None:
+    """With random actions, illegal ones among them; and masks are found through Gymnasium's wrappers."""
+    env = gymnasium.make(f"redline/{game_name.title().replace('_', '')}-v0")
+    check_env(env)
+    env.reset(seed=0)
+    (mask,) = DummyVecEnv([lambda: env]).env_method("action_masks")
+    assert (mask.shape, mask.dtype) == ((env.action_space.n,), np.bool_)  # type: ignore[attr-defined]
+    PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=1).learn(16)
 
 
 def test_reset_goes_on_and_a_seed_starts_over() -> None:

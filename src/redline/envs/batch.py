@@ -1,7 +1,7 @@
-"""N games on one device: time limit, auto-reset, final state and episode statistics, once for all games.
+"""N games on one device: time limit, auto-reset, final state and episode statistics, written once for all games.
 
-`reset` and `step` are pure functions over tensors, so that a whole training iteration compiles and captures; `Env` in
-`redline.envs` holds their state for people.
+`reset` and `step` are pure functions over tensors, so that a whole training iteration compiles and captures. `Env` in
+`redline.envs.env` holds their state between steps.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from redline.games import Game
 
 
 class Rules(NamedTuple):
-    """A game with its settings: everything about an environment that is not a tensor."""
+    """A game with its options and time limit: everything about an environment that is not a tensor."""
 
     game: Game
     config: Any
-    time_limit: int  # steps until an episode is truncated, 0: none
+    time_limit: int  # steps after which an episode is truncated; 0: none
 
 
 class EnvState(NamedTuple):
-    """The state of N environments. A environment plays one game after another, each from its own random stream."""
+    """The state of N environments. Each plays one episode after another, every one from a random stream of its own."""
 
     game: Any  # the game's State
-    key: Tensor  # (N,) int32: root of the environment's streams, from seed and environment number
+    key: Tensor  # (N,) int32: root of the environment's random streams, made of the seed and its index
     played: Tensor  # (N,) int32: episodes finished
-    episode: Episode  # the one under way
+    episode: Episode  # statistics of the current episode
 
 
-def env_keys(seed: int, envs: Tensor) -> Tensor:
-    """Root keys of the given environment numbers (N,) int64 -> (N,) int32. Lane i has the same key in a batch of any size."""
-    return random.fold(random.seed_key(seed, envs.device), envs)
+def env_keys(seed: int, env_index: Tensor) -> Tensor:
+    """Return the root keys (N,) int32 of environments env_index (N,) int64; they do not depend on the batch size."""
+    return random.fold(random.seed_key(seed, env_index.device), env_index)
 
 
 def reset(rules: Rules, keys: Tensor) -> EnvState:
-    """Start every environment's first episode. keys (N,) int32."""
+    """Start the first episode of every environment. keys (N,) int32."""
     zero = torch.zeros_like(keys)
     episode = Episode(length=zero, score=zero.clone(), episode_return=torch.zeros_like(keys, dtype=torch.float32))
     state = rules.game.init(rules.config, random.fold(keys, zero))
@@ -47,16 +47,16 @@ def reset(rules: Rules, keys: Tensor) -> EnvState:
 
 
 def legal(rules: Rules, state: Any) -> Tensor | None:
-    """(N, A) bool: the actions that may be taken in each State; None where the game forbids none."""
+    """Return (N, A) bool, the legal actions of each State; None in a game where every action is always legal."""
     if not rules.game.spec(rules.config).masked:
         return None
     return rules.game.legal(rules.config, state)
 
 
 def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None = None) -> tuple[EnvState, Step]:
-    """Play one action (N,) in every environment; environments whose episode ended start the next one in the same step.
+    """Play action (N,) in every environment; where an episode ends, the next one starts in the same step.
 
-    Where `cut` (N,) bool an episode is truncated that would go on.
+    truncate (N,) bool: also truncate the episodes of these environments.
     """
     state, reward, terminated, events = rules.game.step(rules.config, envs.game, action)
     episode = Episode(
@@ -82,3 +82,15 @@ def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None =
         episode=where(ended, zero, episode),
     )
     return after, Step(reward, terminated, truncated, events.won, state, episode)
+
+
+def next_episode(rules: Rules, envs: EnvState, chosen: Tensor) -> EnvState:
+    """Abandon the current episode of the environments `chosen` (N,) bool and start the next one of each."""
+    played = envs.played + chosen.to(torch.int32)
+    fresh = EnvState(
+        game=rules.game.init(rules.config, random.fold(envs.key, played)),
+        key=envs.key,
+        played=played,
+        episode=Episode(*(torch.zeros_like(x) for x in envs.episode)),
+    )
+    return where(chosen, fresh, envs)

@@ -1,4 +1,4 @@
-"""Redline's games for Stable-Baselines3.
+"""Redline's games as a vectorised environment of Stable-Baselines3.
 
 envs = SB3VecEnv(redline.make("snake", num_envs=64))
 PPO("MlpPolicy", envs).learn(100_000)
@@ -17,12 +17,13 @@ from redline.envs import batch
 from redline.envs.env import Env
 from redline.envs.gymnasium_adapter import (
     Array,
+    OnIllegal,
     check_legal,
     checked_actions,
     draw,
     episode_stats,
     game_spaces,
-    next_episode,
+    known_on_illegal,
     to_numpy,
 )
 
@@ -36,25 +37,25 @@ Indices = int | Iterable[int] | None
 
 
 class SB3VecEnv(VecEnv):
-    """The N environments of an Env as SB3's N environments; observations, rewards and dones as numpy arrays.
+    """The N environments of an Env as SB3 expects them; observations, rewards and dones are NumPy arrays.
 
-    The first `reset` starts the Env's seed, or the one given to `seed`; a later one without a new seed goes on to every
-    environment's next episode. The info of a environment whose episode ended holds `terminal_observation`, `TimeLimit.truncated`,
-    `episode` (r, l, score) and `is_success` (won).
+    The first `reset` starts the Env's seed, or the one given to `seed`; a later `reset` without a new seed starts every
+    environment's next episode. The info of an environment whose episode ended holds `terminal_observation`,
+    `TimeLimit.truncated`, `episode` (r, l, score) and `is_success` (won).
+
+    on_illegal: "play" plays an illegal action by the game's rules (Tetris: the game ends), "raise" raises InvalidAction.
     """
 
-    def __init__(self, env: Env, render_mode: str | None = None) -> None:
-        self.env, self.render_mode = env, render_mode
+    def __init__(self, env: Env, render_mode: str | None = None, on_illegal: OnIllegal = "play") -> None:
+        self.env, self.render_mode, self.on_illegal = env, render_mode, known_on_illegal(on_illegal)
         self._actions = torch.zeros(env.num_envs, dtype=torch.int64)
         super().__init__(env.num_envs, *game_spaces(env.spec))
 
     def reset(self) -> Array:
-        seed = self._seeds[
-            0
-        ]  # SB3 counts up from it, a seed an environment; here environment i belongs to the one seed
+        seed = self._seeds[0]  # SB3 counts up from it; here one seed is for all environments
         if seed is None and self.env.state is not None:
             every = torch.ones(self.num_envs, dtype=torch.bool, device=self.env.device)
-            self.env.state = next_episode(self.env.rules, self.env.state, every)
+            self.env.state = batch.next_episode(self.env.rules, self.env.state, every)
             obs = self.env.observe()
         else:
             obs = self.env.reset(seed)
@@ -64,7 +65,9 @@ class SB3VecEnv(VecEnv):
 
     def step_async(self, actions: Array) -> None:
         checked = checked_actions(actions, self.num_envs, self.env.spec.num_actions)
-        legal = None if self.env.state is None else batch.legal(self.env.rules, self.env.state.game)
+        state, legal = self.env.state, None
+        if self.on_illegal == "raise" and state is not None:
+            legal = batch.legal(self.env.rules, state.game)
         if legal is not None:
             check_legal(checked, to_numpy(legal))
         self._actions = torch.as_tensor(checked)
@@ -86,7 +89,7 @@ class SB3VecEnv(VecEnv):
         return to_numpy(step.obs), to_numpy(step.reward), dones, infos
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resources are held."""
 
     def get_images(self) -> list[Array | None]:
         envs = self.env.state
@@ -95,7 +98,7 @@ class SB3VecEnv(VecEnv):
         return list(draw(self.env.rules, envs.game, self.render_mode))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of the Env (or `render_mode`), the same for all environments; `action_masks` for sb3-contrib."""
+        """Return an attribute of the Env (or `render_mode`) for each environment; `action_masks` is for sb3-contrib."""
         if attr_name == "action_masks":
             return [self.action_masks for _ in self._get_indices(indices)]
         value = self.render_mode if attr_name == "render_mode" else getattr(self.env, attr_name)
@@ -109,16 +112,18 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """`action_masks`: one row a environment. A environment has no other methods of its own."""
+        """Call `action_masks`, the only method that environments have: one row of it for each."""
         if method_name != "action_masks" or method_args or method_kwargs:
-            raise AttributeError(f"A environment has no method '{method_name}', only 'action_masks' without arguments.")
+            raise AttributeError(
+                f"An environment has no method '{method_name}', only 'action_masks' without arguments."
+            )
         masks = self.action_masks()
         return [masks[env_index] for env_index in self._get_indices(indices)]
 
     def action_masks(self) -> Array:
-        """(N, A) bool: the actions that may be taken now."""
+        """Return (N, A) bool: the actions that may be taken now."""
         return to_numpy(self.env.legal())
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """SB3 asks for a Monitor to know whether infos hold `episode`. They do."""
+        """Return True for Monitor: SB3 asks for it to know whether infos hold `episode`, and they do."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
