@@ -30,9 +30,9 @@ class Faulty(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         if self.steps and os.environ.get("FAULTY") == "reset":
             self._fail("raise")
-        again = bool(options and options.get("again"))  # it begins in the middle then
-        self.episode, self.time, self.luck = self.episode + 1, 3 * again, float(self.np_random.random())
-        return self._seen(), {"again": again}
+        backplay = bool(options and options.get("backplay"))  # it begins in the middle then
+        self.episode, self.time, self.luck = self.episode + 1, 3 * backplay, float(self.np_random.random())
+        return self._seen(), {"backplay": backplay}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time, self.steps = self.time + 1, self.steps + 1

@@ -214,7 +214,7 @@ def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> 
 
 
 def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.envs.gym_envs.GymGame.CAN_RESTORE", True)
+    monkeypatch.setattr("redline.envs.gym_game.GymGame.CAN_RESTORE", True)
     session = collecting(algo="ppo", backplay=0.999)
     session.iterate(3)
     times = session.learner.rollout.obs.view(16, 4, 3)[:, :, 1]

@@ -21,7 +21,8 @@ from redline.collect.child_process import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
 from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
-from redline.envs.gym_envs import GymEnvs, GymGame
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymGame
 from redline.run import evaluate
 
 CPU = torch.device("cpu")

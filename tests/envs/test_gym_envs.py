@@ -12,7 +12,8 @@ from gymnasium import spaces
 
 from redline.core.errors import UserError
 from redline.envs import load_game, make, make_rules
-from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymConfig, GymGame
 
 
 def envs_of(name: str, count: int = 3, time_limit: int = 0, **options: Any) -> GymEnvs:
@@ -112,7 +113,7 @@ def test_a_time_limit_gives_way_to_the_end() -> None:
 
 
 def test_seeds_make_episodes() -> None:
-    """Same seed, same episodes; another seed, environment or number: others. A environment is the same in a batch of any size."""
+    """Same seed, same episodes; another seed, environment or number: others. The batch size makes no difference."""
 
     def luck(count: int, seed: int, number: int = 0) -> list[list[float]]:
         envs = envs_of("ToyCount-v0", count)
@@ -166,5 +167,5 @@ def test_names_tell_which_is_which() -> None:
         make_rules("gym:CartPole-v1", {"skip": 3})
     with pytest.raises(UserError, match="gym:CartPole-v1 is a CPU environment, not a tensor game"):
         make("gym:CartPole-v1")
-    with pytest.raises(UserError, match="gym:ID takes one of Gymnasium's"):
+    with pytest.raises(UserError, match="did you mean 'gym:CartPole-v1'"):
         load_game("CartPole-v1")

@@ -14,7 +14,8 @@ from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.envs import make_rules
 from redline.envs.frames import Frames, _averages
-from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymConfig, GymGame
 from redline.run import evaluate
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -61,7 +62,7 @@ def test_grey_weighs_colours_as_eyes_do() -> None:
     image[0, 1] = (0, 255, 0)
     image[0, 2] = (0, 0, 255)
     image[0, 3] = 255
-    grey = env._seen(image, None)
+    grey = env._preprocess(image, None)
     assert grey.shape == (8, 6, 1) == env.observation_space.shape
     assert grey[0, :4, 0].tolist() == pytest.approx([255 * 0.299, 255 * 0.587, 255 * 0.114, 255], abs=1.5)
 
@@ -275,9 +276,9 @@ def test_images_are_treated_as_they_come(name: str, expected: dict[str, Any]) ->
         ({"frame_skip": 0}, r"env\.frame_skip is 0; expected at least 1"),
         ({"stack": 0}, r"env\.stack is 0; expected at least 1"),
         ({"sticky": 1.0}, r"env\.sticky is 1.0; expected a number from 0 to below 1"),
-        ({"size": 84}, r"env\.size is set, but what is seen here, .* is no image"),
+        ({"size": 84}, r"env\.size is set, but the observation .* is no image"),
         ({"grey": True}, r"env\.grey is set"),
-        ({"binary": 128}, r"env\.binary is set, but what is seen here, .* is no image"),
+        ({"binary": 128}, r"env\.binary is set, but the observation .* is no image"),
         ({"binary": 256}, r"env\.binary is 256; expected 1 to 255"),
     ],
 )

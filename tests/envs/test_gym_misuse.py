@@ -18,7 +18,8 @@ from redline import cli
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.envs import gym_make, make_rules
-from redline.envs.gym_envs import GymConfig, GymEnvs, GymGame
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymConfig, GymGame
 from redline.run import evaluate
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -164,9 +165,9 @@ register("ToyBroken-v0", lambda: toys.Count(nothing=1))  # type: ignore[call-arg
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("ToyForeign-v0", "cannot be made: .* neither vectors of them nor those of old Gym"),
-        ("ToyVector-v0", "cannot be made: .*VectorEnv.* takes single environments of Gymnasium, neither vectors"),
-        ("ToyAutoreset-v0", "begins its next episode by itself .*Autoreset.*; register it without"),
+        ("ToyForeign-v0", "cannot be made: .* neither vector environments nor those of old Gym"),
+        ("ToyVector-v0", "cannot be made: .*VectorEnv.* takes single environments of Gymnasium, neither vector"),
+        ("ToyAutoreset-v0", "starts its next episode by itself .*Autoreset.*; register it without"),
         ("ToyBroken-v0", "cannot be made: .*nothing"),
         ("CartPol-v1", "did you mean.*CartPole|CartPole"),
         ("CartPole-v99", "CartPole-v1|v99"),
@@ -181,7 +182,7 @@ def test_what_cannot_be_stepped_is_refused(name: str, sentence: str) -> None:
 def test_atari_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gym_make.ask.cache_clear()
+    gym_make._probe.cache_clear()
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "gym:ALE/Pong-v5"])
@@ -216,13 +217,18 @@ WRONG: dict[str, tuple[Any, Any, float, str]] = {
         FLOATS,
         np.zeros(4, np.float32),
         0,
-        r"float32 of shape \(4,\), but says that it shows float32 of shape \(3,\)",
+        r"float32 of shape \(4,\), but its observation_space is float32 of shape \(3,\)",
     ),
     "Short": (FLOATS, np.zeros(1, np.float32), 0, r"of shape \(1,\), but .* of shape \(3,\)"),
     "Turned": (IMAGE, np.zeros((3, 6, 5), np.uint8), 0, r"uint8 of shape \(3, 6, 5\), but .* \(6, 5, 3\)"),
-    "Share": (IMAGE, np.full((6, 5, 3), 0.5), 0, "float64 of shape .*, but says that it shows uint8"),
-    "Bright": (IMAGE, np.full((6, 5, 3), 256), 0, "int64 of shape .* from 256 to 256, but says that it shows uint8"),
-    "Words": (FLOATS, np.array(["a", "b", "c"]), 0, "but says that it shows float32"),
+    "Share": (IMAGE, np.full((6, 5, 3), 0.5), 0, "float64 of shape .*, but its observation_space is uint8"),
+    "Bright": (
+        IMAGE,
+        np.full((6, 5, 3), 256),
+        0,
+        "int64 of shape .* from 256 to 256, but its observation_space is uint8",
+    ),
+    "Words": (FLOATS, np.array(["a", "b", "c"]), 0, "but its observation_space is float32"),
     "Nan": (FLOATS, np.array([0, np.nan, 0], np.float32), 0, r"observation \[0.0, nan, 0.0\] in step 3 of an episode"),
     "NanReward": (FLOATS, np.zeros(3, np.float32), np.nan, "reward nan in step 3 of an episode"),
 }
@@ -270,7 +276,7 @@ def test_treated_images_are_checked_before() -> None:
     envs = envs_of("ToyWrongTurned-v0", grey=True, size=4)
     envs.reset(0)
     play(envs, 0, 0)
-    with pytest.raises(UserError, match=r"shows uint8 of shape \(3, 6, 5\)"):
+    with pytest.raises(UserError, match=r"observation of uint8 of shape \(3, 6, 5\)"):
         play(envs, 0)
 
 

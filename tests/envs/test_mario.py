@@ -240,8 +240,8 @@ def test_practice_begins_before_the_last_loss(old: None) -> None:
     env.reset(seed=0, options={"snapshots": 100})
     assert until_it_ends(RIGHT) == (260, False)
     for _ in range(2):
-        obs, info = env.reset(options={"snapshots": 100, "again": True})
-        assert info == {"x": 240, "furthest_x": 240, "clock": 400 - 200 // 24, "won": False, "again": True}
+        obs, info = env.reset(options={"snapshots": 100, "backplay": True})
+        assert info == {"x": 240, "furthest_x": 240, "clock": 400 - 200 // 24, "won": False, "backplay": True}
         assert (obs == 240).all()
         assert env.step(RIGHT)[1] == pytest.approx(1 / 15)
         assert until_it_ends(RIGHT) == (59, False)
@@ -249,11 +249,11 @@ def test_practice_begins_before_the_last_loss(old: None) -> None:
     assert info == {"x": 40, "furthest_x": 40, "clock": 400, "won": False}, "a whole game"
     assert env.emulator.level == (4, 2)
     assert until_it_ends(RIGHT) == (260, False)
-    assert env.reset(options={"snapshots": 40, "again": True})[1]["x"] == 280
+    assert env.reset(options={"snapshots": 40, "backplay": True})[1]["x"] == 280
     assert until_it_ends(RIGHT) == (20, False)
-    assert env.reset(options={"snapshots": 40, "again": True})[1]["x"] == 40, "from there it could not be helped"
+    assert env.reset(options={"snapshots": 40, "backplay": True})[1]["x"] == 40, "from there it could not be helped"
     assert until_it_ends(RUN_JUMP)[1]
-    assert env.reset(options={"snapshots": 40, "again": True})[1]["x"] == 40, "nothing was lost"
+    assert env.reset(options={"snapshots": 40, "backplay": True})[1]["x"] == 40, "nothing was lost"
     env.close()
 
 
@@ -284,7 +284,7 @@ def test_only_what_was_lost_is_practised(old: None) -> None:
     envs.reset(0)
     play(envs, *[RIGHT] * 50)
     assert (envs.episode_over[0], envs.truncated[0], envs.left[0]) == (True, True, 0)
-    assert envs.envs[0].unwrapped.moment is None
+    assert envs.envs[0].unwrapped.snapshot is None
     envs.close()
 
 
@@ -384,8 +384,8 @@ def test_evaluation_says_how_many_games_were_won(old: None) -> None:
 
 
 TINY = (
-    "--num-envs 2 --actors 0 --ppo.rollout_steps 16 --ppo.net mlp --ppo.hidden 16 --batch-size 32 --env.size 21 --env.sticky 0.25 "
-    "--device cpu --no-compile --eval-episodes 2"
+    "--num-envs 2 --actors 0 --ppo.rollout_steps 16 --ppo.net mlp --ppo.hidden 16 --batch-size 32 --env.size 21 "
+    "--env.sticky 0.25 --device cpu --no-compile --eval-episodes 2"
 )
 
 
@@ -433,7 +433,7 @@ def test_without_the_package_it_says_what_to_install(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
-        "redline: mario needs the package gym-super-mario-bros, which is missing here; "
+        "redline: mario needs the package gym-super-mario-bros, which is not installed; "
         "install it: pip install 'redline[mario]'.\n"
     )
 
@@ -540,8 +540,8 @@ def test_the_emulator_goes_back(level: tuple[int, int]) -> None:
     frame = len(seen)
     last = frame // 30 * 30
     for _ in range(2):
-        obs, info = env.reset(options={"snapshots": 30, "again": True})
-        assert info == told[last - 1] | {"again": True}
+        obs, info = env.reset(options={"snapshots": 30, "backplay": True})
+        assert info == told[last - 1] | {"backplay": True}
         assert (obs == seen[last - 1]).all()
         for number in range(last, frame):
             obs, _, over, _, info = env.step(RIGHT)
@@ -609,9 +609,9 @@ def test_images_are_made_small_as_slow_arithmetic_would(height: int, width: int,
     grey = (image @ np.array([77, 150, 29])) >> 8
     assert np.array_equal(frames._grey(image), grey)
     assert np.array_equal(frames._grey(image[:, :, ::-1][:, ::-1]), ((image @ np.array([29, 150, 77])) >> 8)[:, ::-1])
-    found = frames._resized(grey.astype(np.uint8), frames._parts(rows), frames._parts(columns))
+    found = frames._resized(grey.astype(np.uint8), frames._sparse_weights(rows), frames._sparse_weights(columns))
     assert found.shape == (size, size)
     assert np.abs(found - rows @ grey @ columns.T).max() <= 2
     for value in (0, 1, 128, 255):
         flat = np.full((height, width), value, np.uint8)
-        assert (frames._resized(flat, frames._parts(rows), frames._parts(columns)) == value).all()
+        assert (frames._resized(flat, frames._sparse_weights(rows), frames._sparse_weights(columns)) == value).all()

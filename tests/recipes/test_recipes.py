@@ -19,7 +19,7 @@ from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
 from redline.engine.fast import CompilerOptions
-from redline.envs import gym_envs, load_game
+from redline.envs import gym_game, load_game
 from redline.recipes import Recipe, Request, Setting, cpu_envs, tensor_games
 from redline.recipes.recipe import RUN_SETTINGS, UNSET, ByClass, by_device, for_hardware, per_core
 from redline.run.resolve import resolve
@@ -36,7 +36,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     chosen = plan_table.MACHINES[request.param]
     monkeypatch.setattr(hardware, "pick_device", lambda _: torch.device(chosen.device))
     monkeypatch.setattr(hardware, "detect", lambda _: chosen)
-    monkeypatch.setattr(gym_envs.GymGame, "step_seconds", lambda *_: plan_table.STEP_SECONDS)
+    monkeypatch.setattr(gym_game.GymGame, "step_seconds", lambda *_: plan_table.STEP_SECONDS)
     sys.meta_path.insert(0, old_mario.FINDER)  # type: ignore[arg-type]
     yield chosen
     sys.meta_path.remove(old_mario.FINDER)  # type: ignore[arg-type]

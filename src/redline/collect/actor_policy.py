@@ -10,7 +10,7 @@ from torch import Tensor
 from redline.algos.algorithm import Algorithm
 from redline.core.records import PolicyInput
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import GymState, frame_shape, stacked
+from redline.envs.gym_game import GymState, frame_shape, stacked
 
 
 def flat_weights(network: torch.nn.Module) -> Tensor:

@@ -35,13 +35,16 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks where it hangs
     from redline.collect.row_format import SpecMismatch
-    from redline.core.errors import UserError
+    from redline.core.errors import EnvFailure, UserError
 
     try:
         actor = _Actor(job)
     except SpecMismatch as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_SPEC_MISMATCH
+    except EnvFailure:  # the next attempt may succeed: the supervisor starts another process
+        traceback.print_exc()
+        return 1
     except (UserError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from redline.core.records import Spec
-from redline.envs.gym_envs import frame_shape
+from redline.envs.gym_game import frame_shape
 
 # Arrays of GymEnvs by name, (K,) each: the results learners need, and those that episode statistics need.
 STEP_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}

@@ -10,7 +10,8 @@ from redline.collect.collector import Collector, Prepare
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.records import Episode, Step, Transition
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import GymEnvs, GymState, frame_shape, stacked
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymState, frame_shape, stacked
 
 
 class CPUCollector(Collector):

@@ -18,6 +18,10 @@ class StorageError(UserError):
     exit_code = 74
 
 
+class EnvFailure(UserError):
+    """A user's environment raised an exception or returned something its interface does not allow."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """`; did you mean 'X'?` for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)

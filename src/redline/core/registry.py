@@ -126,7 +126,7 @@ class Registry(Generic[T]):
         """Import a module that is no registered member by its import name, from the path or the current folder."""
         if not all(part.isidentifier() for part in name.split(".")):
             raise UnknownName(self.unknown(name))
-        with _current_folder_importable(name):
+        with current_folder_importable(name):
             try:
                 spec = importlib.util.find_spec(name)
             except ModuleNotFoundError as error:
@@ -162,7 +162,7 @@ class Registry(Generic[T]):
 
 
 @contextlib.contextmanager
-def _current_folder_importable(name: str) -> Iterator[None]:
+def current_folder_importable(name: str) -> Iterator[None]:
     """Let modules be imported from the current folder too, unless the path provides the first part of `name` already."""
     try:
         missing = importlib.util.find_spec(name.partition(".")[0]) is None

@@ -12,7 +12,7 @@ from redline.core.errors import UserError
 from redline.core.records import Episode, Spec
 from redline.envs import batch
 from redline.envs.batch import EnvState, Rules
-from redline.envs.gym_envs import PREFIX
+from redline.envs.gym_make import PREFIX
 from redline.envs.rules import CPU_ENVS, make_rules
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -1,16 +1,16 @@
 """Super Mario Bros., level 1-1 or that of mario:WORLD-STAGE.
 
-The package gym-super-mario-bros brings the emulator and the game. Its 7.4, the last one for Python before 3.13, was written for
-old Gym and numpy 1; its 9 is of Gymnasium and rewards other things. So only the emulator is theirs here: what is earned, when
-an episode is cut short and what is told of it are counted below, the same for both.
+The package gym-super-mario-bros provides the emulator and the game. Version 7.4, the last one for Python before 3.13, was
+written for old Gym and NumPy 1; version 9 is written for Gymnasium and has other rewards. Only their emulator is used:
+rewards, endings and infos are defined here, the same for both.
 
-An episode ends with the flag, or the axe of a castle, which is to win, and with Mario's death, that by the level's own clock
-(300 or 400 counts of 24 frames) among others. An agent that stands before a wall would wait for that clock most of the time:
-who gets no further for `patience` frames is cut short. The emulator knows no chance. Episodes differ by the actions alone, and
-so by `sticky`, and by `noops`.
+An episode terminates with the flag or the axe of a castle (a win) and with Mario's death, by the level's own clock (300 or
+400 counts of 24 frames) among other causes. An agent stuck at a wall would wait for that clock most of the time: an episode
+without progress for `patience` frames is truncated. The emulator is deterministic. Episodes differ by their actions alone,
+and so by `sticky`, and by `noops`.
 
-For practice (`--backplay`) the emulator keeps one moment, which is all it has room for: of a whole game every so many frames. A
-loss leaves it where it was last kept, and that is where practice begins, unless nothing can be saved from there.
+For backplay (`--backplay`) the emulator keeps one snapshot, all it has room for, and replaces it every so many frames of a
+whole game. After a loss the last snapshot is where backplay starts, unless the loss cannot be avoided from there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import numpy as np
 from gymnasium import spaces
 
 from redline.core.errors import UserError
-from redline.envs.gym_envs import GymConfig, GymGame
+from redline.envs.gym_game import GymConfig, GymGame
 
 _RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the joypad; A jumps, B runs
-_BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # SIMPLE_MOVEMENT of the package
+_BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # the package's SIMPLE_MOVEMENT
 _SCREEN = (240, 256, 3)
-_STRIDE = 5  # pixels a frame: none is longer, so that a longer way led through a pipe or back in a maze
-_PRIZE = 15.0  # of winning, and the price of dying, in pixels: six frames of running
-_TOO_LATE = 60  # frames from a moment to a loss: it could not be helped
+_STRIDE = 5  # pixels per frame, the most Mario can walk: a longer way is a pipe or the loop of a maze
+_PRIZE = 15.0  # reward for winning and penalty for dying, in pixels: six frames of running
+_TOO_LATE = 60  # frames from a snapshot to a loss within which the loss counts as unavoidable
 _LEVEL = re.compile(r"mario(?::([1-8])-([1-4]))?")
 
 
@@ -45,18 +45,22 @@ _LEVEL = re.compile(r"mario(?::([1-8])-([1-4]))?")
 class MarioConfig(GymConfig):
     """Options of a level. A second has 60 frames."""
 
-    noops: int = 0  # frames that pass before the agent plays, at most: as many as chance has it
-    patience: int = 1200  # frames without getting further until an episode is cut short; 0: as many as the clock has
+    noops: int = 0  # most idle frames before the agent plays; their number is random
+    patience: int = 1200  # frames without progress after which an episode is truncated; 0: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("noops", "patience"):
             if getattr(self, name) < 0:
                 raise UserError(f"env.{name} is {getattr(self, name)}; expected at least 0.")
+        if self.kwargs:
+            raise UserError(
+                f"env.kwargs is {self.kwargs}, but a level takes no constructor arguments; remove env.kwargs."
+            )
 
 
 class MarioGame(GymGame):
-    """A level of Super Mario Bros. in the place of a game. The score is how far Mario got, in pixels."""
+    """A level of Super Mario Bros. in the place of a game. The score is Mario's furthest position, in pixels."""
 
     SPELLING = "mario:W-S"
     SCORE_NAME = "furthest x"
@@ -73,84 +77,88 @@ class MarioGame(GymGame):
         self.world, self.stage = int(level[1] or 1), int(level[2] or 1)
 
     def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        del render_mode  # the screen is there in any case
-        return MarioEnv(self.world, self.stage, config.noops, config.patience)
+        return MarioEnv(self.world, self.stage, config.noops, config.patience, render_mode)
 
     def check_installed(self) -> None:
         _emulator()
 
 
 class MarioEnv(gymnasium.Env[Any, Any]):
-    """One level, a frame a step. What is seen is the emulator's own screen: good until the next step.
+    """One level, one frame per step. The observation is the emulator's own screen, valid until the next step.
 
-    A reward of 1 stands for 15 pixels to the right. A count of the clock costs a pixel, death 15, and winning earns 15: with
-    four frames a step that is from -1 to 1, or little more.
+    A reward of 1 is 15 pixels to the right. A count of the clock costs one pixel, death 15, and winning earns 15: with four
+    frames per action the reward lies between -1 and 1, or little beyond.
+
+    `reset` takes the options `snapshots`, the number of frames between two, and `backplay`, to start from the last one.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (as Gymnasium has it)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012  (Gymnasium's own type)
 
-    def __init__(self, world: int, stage: int, noops: int = 0, patience: int = 0) -> None:
+    def __init__(
+        self, world: int, stage: int, noops: int = 0, patience: int = 0, render_mode: str | None = None
+    ) -> None:
         self.observation_space = spaces.Box(0, 255, _SCREEN, np.uint8)
         self.action_space = spaces.Discrete(len(_BUTTONS))
-        self.noops, self.patience = noops, patience
+        self.noops, self.patience, self.render_mode = noops, patience, render_mode
         self.emulator = _emulator()(target=(world, stage))
-        self.every = 0  # frames between moments that are kept
-        self.moment: tuple[int, ...] | None = None  # what is counted, at the one that can be gone back to
-        self.practice = False
+        self.snapshot_every = 0  # frames between snapshots; 0: none are taken
+        self.snapshot: tuple[int, ...] | None = None  # counters at the snapshot that the emulator holds
+        self.backplay = False  # this episode started from a snapshot
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        emulator, wanted = self._running(), options or {}
-        self.every, self.frames = wanted.get("snapshots", 0), 0
-        moment = self.moment if wanted.get("again") else None
-        self.practice = moment is not None
-        if moment is not None:
+        emulator, requested = self._running(), options or {}
+        self.snapshot_every, self.frames = requested.get("snapshots", 0), 0
+        snapshot = self.snapshot if requested.get("backplay") else None
+        self.backplay = snapshot is not None
+        if snapshot is not None:
             emulator.reset()
-            self.x, self.furthest, self.record, self.clock, self.idle = moment
-            return emulator.screen, self._told(emulator._get_info()) | {"again": True}
-        self.moment = None
+            self.x, self.furthest, self.record, self.clock, self.idle = snapshot
+            return emulator.screen, self._info(emulator._get_info()) | {"backplay": True}
+        self.snapshot = None
         emulator.begin()
         for _ in range(int(self.np_random.integers(self.noops + 1)) if self.noops else 0):
-            if emulator.step(0)[2]:  # who waits may be run over
+            if emulator.step(0)[2]:  # an idle Mario may be run over
                 emulator.begin()
                 break
-        told = emulator._get_info()
-        self.x = self.furthest = self.record = told["x_pos"]
-        self.clock, self.idle = told["time"], 0
-        return emulator.screen, self._told(told)
+        counters = emulator._get_info()
+        self.x = self.furthest = self.record = counters["x_pos"]
+        self.clock, self.idle = counters["time"], 0
+        return emulator.screen, self._info(counters)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        # 7.4 says `done`, 9 `terminated, truncated`.
-        screen, _, over, *_, told = self._running().step(_BUTTONS[action])
-        x, clock, won = told["x_pos"], told["time"], told["flag_get"]
-        way = x - self.x
-        if abs(way) > _STRIDE:
-            way, self.record = 0, x
+        # Version 7.4 returns `done`, version 9 `terminated, truncated`.
+        screen, _, over, *_, counters = self._running().step(_BUTTONS[action])
+        x, clock, won = counters["x_pos"], counters["time"], counters["flag_get"]
+        distance = x - self.x
+        if abs(distance) > _STRIDE:
+            distance, self.record = 0, x
         self.idle = 0 if x > self.record else self.idle + 1
-        earned = way + min(clock - self.clock, 0) + (_PRIZE if won else -_PRIZE if over else 0)
+        pixels = distance + min(clock - self.clock, 0) + (_PRIZE if won else -_PRIZE if over else 0)
         self.x, self.clock = x, clock
         self.record, self.furthest = max(self.record, x), max(self.furthest, x)
-        cut = bool(self.patience) and self.idle >= self.patience and not over
-        if self.every:
-            self._remember(over or cut, over and not won)
-        return screen, earned / _PRIZE, over, cut, self._told(told)
-
-    def _remember(self, ends: bool, lost: bool) -> None:
-        """Keep a moment of a whole game when it is time to; give up the one there is where it is of no use."""
-        self.frames += 1
-        if ends:
-            if not lost or (self.practice and self.frames < _TOO_LATE):
-                self.moment = None
-        elif not self.practice and self.frames % self.every == 0:
-            self.emulator.keep()
-            self.moment = (self.x, self.furthest, self.record, self.clock, self.idle)
-
-    def _told(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        return {"x": told["x_pos"], "furthest_x": self.furthest, "clock": told["time"], "won": told["flag_get"]}
+        truncated = bool(self.patience) and self.idle >= self.patience and not over
+        if self.snapshot_every:
+            self._update_snapshot(over or truncated, over and not won)
+        return screen, pixels / _PRIZE, over, truncated, self._info(counters)
 
     def render(self) -> Any:
-        """The screen, (240, 256, 3) uint8."""
-        return self._running().screen
+        """Return a copy of the screen, (240, 256, 3) uint8."""
+        return self._running().screen.copy()
+
+    def _update_snapshot(self, ended: bool, lost: bool) -> None:
+        """Take a snapshot of a whole game when one is due; drop the present one where it is of no use."""
+        self.frames += 1
+        if ended:
+            if not lost or (self.backplay and self.frames < _TOO_LATE):
+                self.snapshot = None
+        elif not self.backplay and self.frames % self.snapshot_every == 0:
+            self.emulator.take_snapshot()
+            self.snapshot = (self.x, self.furthest, self.record, self.clock, self.idle)
+
+    def _info(self, counters: Mapping[str, Any]) -> dict[str, Any]:
+        x, clock, won = (counters[name] for name in ("x_pos", "time", "flag_get"))
+        return {"x": x, "furthest_x": self.furthest, "clock": clock, "won": won}
 
     def _running(self) -> Any:
         if self.emulator is None:
@@ -158,55 +166,55 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         return self.emulator
 
     def close(self) -> None:
-        if self.emulator is not None:  # it would rather not be closed twice
+        if self.emulator is not None:  # closing it twice is an error
             self.emulator.close()
             self.emulator = None
 
 
 @functools.cache
 def _emulator() -> Any:
-    """The package's environment, with what it counts of its own accord left out."""
+    """Return the package's environment class without its own rewards and infos, and with snapshots."""
     try:
-        # Old Gym greets whoever imports it with a note on its age.
+        # Old Gym prints a deprecation notice when it is imported.
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             package, rom = (importlib.import_module(name) for name in ("gym_super_mario_bros", "nes_py._rom"))
     except (ImportError, OSError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "gym_super_mario_bros"
-        why = "is missing here" if missing else f"cannot be imported ({error})"
+        why = "is not installed" if missing else f"cannot be imported ({error})"
         raise UserError(
             f"mario needs the package gym-super-mario-bros, which {why}; install it: pip install 'redline[mario]'."
         ) from error
     base: Any = package.SuperMarioBrosEnv
     if not issubclass(base, gymnasium.Env):
-        # Sizes in the file's header times 1024 are more than a byte can hold, which numpy 2 no longer overlooks.
+        # Sizes in the file's header times 1024 overflow a byte, which NumPy 2 reports as an error.
         rom.ROM.header = property(lambda file: file.raw_data[:16].astype(np.int64))
 
     class Emulator(base):
-        moved = False  # what `reset` goes back to is no longer the start of the level
+        moved = False  # `reset` restores a snapshot, no longer the start of the level
 
         def begin(self) -> None:
-            """The level anew."""
+            """Start the level from its beginning."""
             if self.moved:
                 self._has_backup = self.moved = False
-                # As after a press of the reset button the game would find its clock, and begin at 1-1 whatever the level.
+                # Otherwise the game would find its clock, as after a press of the reset button, and start at 1-1.
                 self.ram[:] = bytes(len(self.ram))
                 self.reset()
                 self._skip_start_screen()
                 self._backup()
             self.reset()
 
-        def keep(self) -> None:
-            """What `reset` goes back to from now on."""
+        def take_snapshot(self) -> None:
+            """Save the state that `reset` restores from now on."""
             self._backup()
             self.moved = True
 
         def _ram_buffer(self) -> memoryview:
-            return memoryview(super()._ram_buffer())  # gives whole numbers, where an array's bytes overflow
+            return memoryview(super()._ram_buffer())  # its items are Python integers: an array's bytes would overflow
 
         @property
-        def _is_stage_over(self) -> bool:  # as theirs, at a tenth of the time: a frame asks thrice
-            ram = self.ram  # Mario slides down, and among what moves is Bowser or a flag
+        def _is_stage_over(self) -> bool:  # as theirs in a tenth of the time: called thrice per frame
+            ram = self.ram  # Mario slides down a flagpole, or Bowser is among the enemies
             return bool(ram[0x1D] == 3 and any(kind in (0x2D, 0x31) for kind in ram[0x16:0x1B]))
 
         def _get_reward(self) -> float:

@@ -15,7 +15,7 @@ from redline import games
 from redline.core.errors import UserError, nearest
 from redline.core.registry import UnknownName
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import GymGame
+from redline.envs.gym_game import GymGame
 from redline.envs.mario import MarioGame
 
 # Kinds of CPU environment by the part of a name before its colon, as in gym:CartPole-v1.

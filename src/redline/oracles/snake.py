@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from redline.core.select import layout
 from redline.games.snake import Config
 from redline.oracles import bits
@@ -95,20 +97,33 @@ class Oracle:
         ate = not died and new == self.food
         self.hunger = 0 if ate else self.hunger + 1
 
-        reward = config.reward_step
+        closer = 0
         if config.reward_closer and self.food is not None:
-            there = new if inside else head
-            reward += config.reward_closer * (self._distance(head) - self._distance(there))
-        if died:
-            return reward + config.reward_death, True, False, 0, False
-        self.body.insert(0, new)
-        if not ate:
-            self.body.pop()
-            starved = self.hunger >= config.patience
-            return reward + config.reward_starve * starved, False, starved, 0, False
-        self.food = self._new_food()
-        won = self.food is None
-        return reward + config.reward_food + config.reward_win * won, won, False, 1, won
+            closer = self._distance(head) - self._distance(new if inside else head)
+        if not died:
+            self.body.insert(0, new)
+            if ate:
+                self.food = self._new_food()
+            else:
+                self.body.pop()
+        won = ate and self.food is None
+        starved = not (died or ate) and self.hunger >= config.patience
+        return self._reward(ate, won, died, starved, closer), died or won, starved, int(ate), won
+
+    def _reward(self, ate: bool, won: bool, died: bool, starved: bool, closer: int) -> float:
+        """Return the reward, added up in float32 and in the order of the tensor game: sums round alike."""
+        config, number = self.config, np.float32
+        reward = number(config.reward_step)
+        for amount, count in (
+            (config.reward_food, ate),
+            (config.reward_win, won),
+            (config.reward_death, died),
+            (config.reward_starve, starved),
+            (config.reward_closer, closer),
+        ):
+            if count:
+                reward += number(amount) * number(count)
+        return float(reward)
 
     def _distance(self, cell: tuple[int, int]) -> int:
         assert self.food is not None

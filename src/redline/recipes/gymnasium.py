@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from redline.envs.frames import is_image
-from redline.envs.gym_envs import PREFIX
-from redline.envs.gym_make import ask
+from redline.envs.gym_make import PREFIX, probe
 from redline.recipes import cpu_envs
 from redline.recipes.recipe import ByClass, Request, Setting, Table
 
@@ -36,13 +35,13 @@ def image_settings(request: Request, channels: int) -> dict[str, Setting]:
 
 def settings(request: Request) -> dict[str, Setting]:
     """Return nothing for small observations; for large images, preprocessing and a network for pixels."""
-    env = ask(request.game.name.removeprefix(PREFIX))
-    shape = env.seen.shape or ()
-    if not (is_image(env.seen) and min(shape[:2]) >= _LARGE_IMAGE):
+    env = probe(request.game.name.removeprefix(PREFIX), request.env_options.get("kwargs"))
+    shape = env.observation_space.shape or ()
+    if not (is_image(env.observation_space) and min(shape[:2]) >= _LARGE_IMAGE):
         return {}
     rows = image_settings(request, channels=shape[2])
     frame_skip = request.env_option("frame_skip")
-    if env.options.get("frameskip", 1) == 1 and "frame_skip" not in request.env_options:
+    if env.kwargs.get("frameskip", 1) == 1 and "frame_skip" not in request.env_options:
         rows["env.frame_skip"] = Setting(4, "people decide no faster")
         frame_skip = 4
     if frame_skip != 1:

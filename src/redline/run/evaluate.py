@@ -26,7 +26,8 @@ from redline.core.records import Ending, assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import batch
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import WORTH_A_PROCESS, GymEnvs, GymState, stacked
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import WORTH_A_PROCESS, GymState, stacked
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game

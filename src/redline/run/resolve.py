@@ -20,7 +20,7 @@ from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, load_game, make_rules
-from redline.envs.gym_envs import WORTH_A_PROCESS
+from redline.envs.gym_game import WORTH_A_PROCESS
 from redline.games import Game
 from redline.recipes import Setting
 from redline.recipes.recipe import RUN_SETTINGS, Recipe

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.envs import Rules, batch
-from redline.envs.gym_envs import GymEnvs, GymState, stacked
+from redline.envs.gym_envs import GymEnvs
+from redline.envs.gym_game import GymState, stacked
 from redline.games import draw_cells
 from redline.tools import draw
 from redline.tools.gif import write_gif

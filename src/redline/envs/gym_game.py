@@ -1,0 +1,222 @@
+"""GymGame: a Gymnasium environment in the place of a game, as gym:CartPole-v1; its options, State and spec.
+
+Only a CPU can step such an environment (`gym_envs.GymEnvs`). For learners it is a game whose State is its observation.
+`gym:ID` names a registered environment with discrete actions, `gym:module:ID` imports the module first. Other kinds of
+CPU environment derive from GymGame.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from redline.core.errors import UserError
+from redline.core.records import Spec
+from redline.envs.array_wrapper import ArrayWrapper
+from redline.envs.frames import Frames
+from redline.envs.gym_make import PREFIX, failure, open_env, probe
+
+WORTH_A_PROCESS = 500e-6  # seconds per step from which stepping in another process pays
+_MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # length of the measurement of a step's cost
+_LARGE = 1e6  # bounds beyond this say nothing about usual values
+_announced: set[str] = set()  # environments whose dropped observation entries were printed
+
+
+@dataclass(frozen=True)
+class GymConfig:
+    """Options of a Gymnasium environment."""
+
+    frame_skip: int = 1  # steps that each action is repeated for
+    frame_max: bool = False  # observe the pixelwise maximum of the last two frames
+    grey: bool = False  # convert images to greyscale
+    size: int = 0  # resize images to this many rows and columns; 0: keep their size
+    binary: int = 0  # brightness, 1 to 255, from which a pixel becomes 1, darker ones 0; 0: keep the brightness
+    stack: int = 1  # frames in an observation
+    sticky: float = 0.0  # probability that the previous action is repeated instead
+    life_loss: bool = False  # the learner sees the loss of a life as the end; the game and its score go on
+    reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
+    timeout: float = 60.0  # seconds after which a step in another process is taken to hang
+    restarts: int = 20  # failed actors that are replaced before the run stops
+    kwargs: dict[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # constructor arguments, as --env.kwargs.NAME VALUE
+
+    def __post_init__(self) -> None:
+        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"env.{name} is {getattr(self, name)}; expected at least {least}.")
+        if not 0 <= self.binary <= 255:
+            raise UserError(f"env.binary is {self.binary}; expected 1 to 255, or 0 for images as they are.")
+        if not 0 <= self.sticky < 1:
+            raise UserError(f"env.sticky is {self.sticky}; expected a number from 0 to below 1.")
+        if not self.timeout > 0:
+            raise UserError(f"env.timeout is {self.timeout}; expected seconds above 0.")
+        if not isinstance(self.kwargs, Mapping) or not all(isinstance(name, str) for name in self.kwargs):
+            raise UserError(f"env.kwargs is {self.kwargs!r}; expected constructor arguments by name.")
+        try:
+            json.dumps(self.kwargs)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"env.kwargs is {self.kwargs!r}; expected numbers, text, true, false, null, or lists and tables of them, "
+                "since the run records them."
+            ) from error
+
+
+class GymState(NamedTuple):
+    """The known part of the state of N environments: their observations."""
+
+    obs: Tensor  # (N, …) the newest frame; (N, stack, …) where frames are stacked, the newest last
+
+
+class GymGame:
+    """A Gymnasium environment in the place of a game. It has no `step` over tensors: only the CPU can step it.
+
+    An environment with CAN_RESTORE takes snapshots of its whole games when `reset` gets the option `snapshots`, the
+    number of frames between two. With the option `backplay` it starts from the last snapshot before a loss, if it has
+    one, and sets `backplay` in the info.
+    """
+
+    ON_CPU = True
+    CAN_RESTORE = False
+    cells = None  # frames are drawn by the environment itself
+
+    SPELLING = "gym:ID"  # form of a name
+    SCORE_NAME = "return"
+    SCORE = ""  # key of the score so far in `info`; empty: the sum of rewards
+    WON = ""  # key in `info` for a game that was won; empty: not reported
+    VERSION = 1
+    PALETTE = ()
+    HIDDEN = ()
+    LIVE = ()
+    RESUME_FREE = ("timeout", "restarts")  # options that a continued run may change: they do not affect the games
+    STACKED = ("obs",)
+    Config: type[GymConfig] = GymConfig
+    State = GymState
+
+    def __init__(self, name: str) -> None:
+        """Name an environment, in the form of SPELLING; it is made by `make`."""
+        self.name = name
+        self._spec: tuple[GymConfig, Spec] | None = None
+
+    @staticmethod
+    def knows(name: str) -> bool:
+        """Return whether Gymnasium has an environment registered under the id `name`."""
+        return name in gymnasium.registry
+
+    def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        """Return one environment as registered, without preprocessing."""
+        return open_env(self.name.removeprefix(PREFIX), config.kwargs, render_mode)
+
+    def make(self, config: GymConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        """Return one environment whose observations are arrays, channels first, and whose actions count from 0."""
+        preprocessing = (config.frame_skip, config.frame_max, config.grey, config.size, config.sticky)
+        return ArrayWrapper(Frames(self.open(config, render_mode), *preprocessing, name=self.name), self.name)
+
+    def spec(self, config: GymConfig) -> Spec:
+        """Return the spec of the environment with these options; the environment is made once to read its spaces."""
+        if self._spec is None or self._spec[0] is not config:  # no lookup by hash: compiled code calls this
+            kind: Any = type(self)
+            self._spec = (config, _make_spec(kind, self.name, config))
+        return self._spec[1]
+
+    def step_seconds(self, config: GymConfig) -> float:
+        """Return the duration of a step, from a short measurement that is made once."""
+        kind: Any = type(self)
+        return _step_seconds(kind, self.name, config)
+
+    def check_installed(self) -> None:
+        """Raise UserError if the environment is unknown or needs a package that is missing."""
+        probe(self.name.removeprefix(PREFIX))
+
+    def init(self, config: GymConfig, key: Tensor) -> GymState:
+        """Return blank states (N, …) of the right shape and dtype, for buffers. key (N,) int32."""
+        spec = self.spec(config)
+        return GymState(torch.zeros(len(key), *frame_shape(spec), dtype=spec.obs_dtype, device=key.device))
+
+    def observe(self, config: GymConfig, state: GymState) -> Tensor:
+        """Return observations (N, …): the channels of all stacked frames after one another, or of a single frame."""
+        single = state.obs.ndim == 1 + len(self.spec(config).obs_shape)
+        channels = state.obs if single else state.obs.flatten(1, 2)
+        return (channels >= config.binary).to(torch.uint8) if config.binary else channels
+
+    def legal(self, config: GymConfig, state: GymState) -> Tensor:
+        """Return (N, A) bool: every action is legal."""
+        return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
+
+
+def frame_shape(spec: Spec) -> tuple[int, ...]:
+    """Return the shape of one frame of an observation."""
+    return (spec.obs_shape[0] // spec.frames, *spec.obs_shape[1:])
+
+
+def stacked(stack: Tensor, newest: Tensor, episode_start: Tensor | None = None) -> Tensor:
+    """Return the stack (N, F, …) with the newest frame (N, …) appended; at an `episode_start` (N,) bool it fills the stack."""
+    later = torch.cat([stack[:, 1:], newest.unsqueeze(1)], 1)
+    if episode_start is None:
+        return later
+    return torch.where(episode_start.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
+
+
+@functools.lru_cache(maxsize=64)
+def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
+    env = kind(name).make(config)
+    space, actions = env.observation_space, env.action_space
+    limit = env.spec.max_episode_steps if env.spec else None
+    if env.dropped and name not in _announced:
+        _announced.add(name)
+        print(f"{name}: dropped from the observation, since they are no numbers: {env.dropped}.", file=sys.stderr)
+    env.close()
+    assert isinstance(space, spaces.Box)
+    assert isinstance(actions, spaces.Discrete)
+    is_bytes = space.dtype == np.uint8
+    if config.binary:
+        if not (is_bytes and len(space.shape) == 3):
+            raise UserError(f"env.binary is set, but the observation {space} is no image; remove env.binary.")
+        space = spaces.Box(0, 1, space.shape, np.uint8)
+    high = np.maximum(np.abs(space.low.astype(np.float64)), np.abs(space.high.astype(np.float64)))
+    per_channel = high.reshape(len(high), -1).max(1)
+    bounded = bool((high < _LARGE).all())
+    return Spec(
+        obs_shape=(config.stack * space.shape[0], *space.shape[1:]),
+        obs_dtype=torch.uint8 if is_bytes else torch.float32,
+        obs_scale=tuple(1.0 / x if 0 < x < _LARGE else 1.0 for x in per_channel.tolist()) * config.stack,
+        obs_high=float(space.high.max()) if bounded else math.inf,
+        obs_low=float(space.low.min()) if bounded else -math.inf,
+        num_actions=int(actions.n),
+        score_name=kind.SCORE_NAME,
+        winnable=bool(kind.WON),
+        frames=config.stack,
+        truncates=True,
+        limit=math.ceil(limit / config.frame_skip) if limit else 0,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _step_seconds(kind: Any, name: str, config: GymConfig) -> float:
+    env = kind(name).make(config)
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        started, steps = time.perf_counter(), 0
+        while steps < _MEASURED_STEPS and time.perf_counter() - started < _MEASURED_SECONDS:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+        return (time.perf_counter() - started) / steps
+    except Exception as error:
+        raise failure(name, "the first steps", error) from error
+    finally:
+        env.close()
