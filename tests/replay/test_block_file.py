@@ -1,4 +1,4 @@
-"""Replay files: what faults.md promises in rows F1 to F5, and what a crash or a power cut leaves at any point."""
+"""Block files: rows F1 to F5 of faults.md, and the state that a crash or a power cut leaves at any point."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_an_entry_in_the_place_of_another_is_empty(whole: bytes, folder: Path) -
 def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     path = make(tmp_path / "replay", [1, 1, 1])
     os.truncate(path, size)
-    expected = "not a replay file" if size < 48 else "damaged" if size < 4096 else f"has {size:,} bytes and should have"
+    expected = "not a replay file" if size < 48 else "damaged" if size < 4096 else f"has {size:,} bytes, expected"
     with pytest.raises(StorageError, match=expected):
         BlockFile.open(path, **SHAPE)
     assert os.stat(path).st_size == size
@@ -259,21 +259,23 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, data: bytes) -
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"blocks": 4}, r"\(blocks is 3 there and 4 here\)"),
-        ({"block_bytes": 5001}, r"\(block_bytes is 5000 there and 5001 here\)"),
-        ({"schema": {"game": "y", "fields": {"a": [1, 2]}}}, r"\(schema\.game is \"x\" there and \"y\" here\)"),
+        ({"blocks": 4}, r"\(blocks is 3, expected 4\)"),
+        ({"block_bytes": 5001}, r"\(block_bytes is 5000, expected 5001\)"),
+        ({"schema": {"game": "y", "fields": {"a": [1, 2]}}}, r"\(schema\.game is \"x\", expected \"y\"\)"),
         (
             {"schema": {"game": "x", "fields": {"a": [1, 3]}}},
-            r"\(schema\.fields\.a is \[1,2\] there and \[1,3\] here\)",
+            r"\(schema\.fields\.a is \[1,2\], expected \[1,3\]\)",
         ),
-        ({"schema": {"game": "x", "fields": {}}}, r"schema\.fields\.a is \[1,2\] there and not here"),
-        ({"schema": {"game": "x", "fields": {"a": [1, 2]}, "b": True}}, r"\(schema\.b is not there and true here\)"),
+        ({"schema": {"game": "x", "fields": {}}}, r"schema\.fields\.a is \[1,2\], expected none"),
+        ({"schema": {"game": "x", "fields": {"a": [1, 2]}, "b": True}}, r"\(schema\.b is missing, expected true\)"),
         ({"schema": {"a": 1, "b": 2, "c": 3}}, r"and 2 more\)"),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = make(tmp_path / "replay", [1, 1, 1])
-    with pytest.raises(StorageError, match=said + ".*: use the same ones, delete the file, or choose another folder"):
+    with pytest.raises(
+        StorageError, match=said + ".*: use the same settings, delete the file, or choose another folder"
+    ):
         BlockFile.open(path, **{**SHAPE, **changed})
     assert held(path) == [1, 1, 1]
 
@@ -288,7 +290,7 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(file_module, "FORMAT_VERSION", 2)
         path = make(tmp_path / "replay", [1, 0, 0])
-    with pytest.raises(StorageError, match="has format version 2, this is for 1: upgrade redline"):
+    with pytest.raises(StorageError, match="has format version 2, newer than 1: upgrade redline"):
         BlockFile.open(path, **SHAPE)
 
 
@@ -317,7 +319,7 @@ def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbe
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", fail(number))
         with pytest.raises(
-            StorageError, match=rf"needs {SIZE:,} bytes and [\d,]+ are free \(.*smaller replay capacity"
+            StorageError, match=rf"needs {SIZE:,} bytes and [\d,]+ are free \(.*reduce the replay capacity"
         ):
             BlockFile.create(tmp_path / "replay", **SHAPE)
         assert held(path) == [1, 0, 0]  # which has its space
@@ -369,7 +371,7 @@ def test_a_truncation_while_mapped_is_found(tmp_path: Path) -> None:
         file.check()
         os.truncate(file.path, DATA)  # from here on a touch of the mapping would end this process
         for use in (file.check, lambda: file.begin(0), lambda: file.commit(0, 2)):
-            with pytest.raises(StorageError, match=rf"has {DATA:,} bytes and should have {SIZE:,}"):
+            with pytest.raises(StorageError, match=rf"has {DATA:,} bytes, expected {SIZE:,}"):
                 use()
         assert os.stat(file.path).st_size == DATA
 
@@ -377,7 +379,7 @@ def test_a_truncation_while_mapped_is_found(tmp_path: Path) -> None:
 def test_a_file_deleted_or_replaced_while_in_use_is_found(tmp_path: Path) -> None:
     with BlockFile.create(tmp_path / "replay", **SHAPE) as file:
         file.path.unlink()
-        with pytest.raises(StorageError, match="cannot be found again: no such file"):
+        with pytest.raises(StorageError, match="cannot be found: no such file"):
             file.check()
         make(tmp_path / "replay", [1, 0, 0])
         with pytest.raises(StorageError, match="was replaced"):
@@ -548,7 +550,7 @@ def test_a_limit_on_the_size_of_files_is_refused_at_once(crashed: tuple[Path, di
 def test_a_second_process_is_refused(crashed: tuple[Path, dict[str, int]]) -> None:
     folder, ended = crashed
     assert ended["locked"] == 0
-    assert "locked is in use: wait for the run that holds it" in (folder / "locked.said").read_text()
+    assert "locked is in use: wait for the run that uses it" in (folder / "locked.said").read_text()
 
 
 def test_a_worker_does_not_keep_the_lock_of_a_killed_trainer(crashed: tuple[Path, dict[str, int]]) -> None:

@@ -39,7 +39,7 @@ def make(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, int, int | None, list[list[int]]]:
-    """Lanes, rows, n, finals kept, and the endings of each row written: fewer rows than fit, or several times as many."""
+    """Draw environments, rows, n, final States kept, and endings: of fewer rows than fit, or several times as many."""
     num_envs, n_step = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     rows = draw(st.integers(n_step + 2, n_step + 8))
     ending = st.sampled_from([RUNNING] * 4 + [TERMINATED, TRUNCATED, TRUNCATED])
@@ -61,7 +61,7 @@ def test_every_window_equals_a_list_replay(history: tuple[int, int, int, int | N
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 4])
 def test_every_kind_of_window_was_met(n_step: int) -> None:
-    """The same on a long fixed history, in which each kind of window is known to occur."""
+    """Compare a long fixed history in which each kind of window is known to occur."""
     memory, naive = make(num_envs=2, rows=20, n_step=n_step, finals=1)
     endings = [[(0, 0, 0, 1, 0, 2)[row % 6], (0, 2, 0, 0, 0, 0, 0)[row % 7]] for row in range(55)]
     play(memory, naive, endings)
@@ -72,7 +72,7 @@ def test_every_kind_of_window_was_met(n_step: int) -> None:
 
 
 def test_hand_computed_windows() -> None:
-    """One environment, three steps a window, gamma 1/2, rewards 2, 4, 6 …: each number worked out on paper."""
+    """One environment, three steps a window, gamma 1/2, rewards 2, 4, 6 …: each number computed by hand."""
     memory, naive = make(num_envs=1, rows=10, n_step=3, finals=4)
     play(memory, naive, [[e] for e in (0, 0, 0, 1, 0, 2, 0, 0, 0)])
     rewards = [t[0].reward for t in zip(*naive.played, strict=True)]
@@ -82,7 +82,7 @@ def test_hand_computed_windows() -> None:
     assert found.reward.tolist() == [5.5, 9.0, 10.0, 8.0, 17.5, 13.0]
     assert found.discount.tolist() == [0.125, 0.0, 0.0, 0.0, 0.25, 0.5]
     assert found.obs[:, 0].tolist() == [1, 3, 5, 7, 10, 12]
-    # Row 0 bootstraps from the State of row 3; rows 4 and 5 from the one cut off (14), not from the new game (15).
+    # Row 0 bootstraps from the State of row 3; rows 4 and 5 from the final State (14), not from the next episode (15).
     assert found.next_obs[[0, 4, 5], 0].tolist() == [7, 14, 14]
     assert found.weight.tolist() == [1.0] * 6
 
@@ -96,7 +96,7 @@ def test_gamma_is_applied_a_step_at_a_time() -> None:
 
 
 def test_only_the_last_finals_are_kept() -> None:
-    """Cuts in rows 1, 3, 5, 7: with room for two, those of rows 5 and 7 can still be learned from."""
+    """Truncations in rows 1, 3, 5, 7: with room for two, the final States of rows 5 and 7 are still stored."""
     memory, naive = make(num_envs=1, rows=12, n_step=1, finals=2)
     play(memory, naive, [[TRUNCATED if row % 2 else RUNNING] for row in range(9)])
     found = batch_of(memory, [(row, 0) for row in (1, 3, 5, 7)])
@@ -104,7 +104,7 @@ def test_only_the_last_finals_are_kept() -> None:
     assert found.next_obs[2:, 0].tolist() == [naive.played[0][row].final for row in (5, 7)]
 
 
-def test_a_lane_that_is_cut_often_costs_no_other_lane_its_finals() -> None:
+def test_frequent_truncations_cost_no_other_environment_its_final_states() -> None:
     memory, naive = make(num_envs=2, rows=12, n_step=1, finals=1)
     play(memory, naive, [[TRUNCATED, TRUNCATED if row == 0 else RUNNING] for row in range(9)])
     assert batch_of(memory, [(0, 0), (0, 1)]).weight.tolist() == [0.0, 1.0]
@@ -112,7 +112,7 @@ def test_a_lane_that_is_cut_often_costs_no_other_lane_its_finals() -> None:
 
 @pytest.mark.parametrize(("written", "oldest"), [(7, 0), (10, 0), (11, 1), (37, 27)])
 def test_draw_is_uniform_over_the_valid_places(looks_uniform: Any, written: int, oldest: int) -> None:
-    """Ten rows, three environments, two steps a window; before the ring is full, just full, and after it has come round."""
+    """Ten rows, three environments, two steps a window; before the ring is full, just full, and wrapped."""
     memory, naive = make(num_envs=3, rows=10, n_step=2)
     play(memory, naive, [[0, 0, 0]] * written)
     row, env_index, _ = memory.ring.draw(random.seed_key(5), 30_000)
@@ -138,18 +138,8 @@ def test_sample_is_a_batch_of_drawn_places() -> None:
     assert_same(memory.sample(random.seed_key(3), 64), places, naive)
 
 
-def test_shapes_and_types_of_a_sample() -> None:
-    memory, naive = make(num_envs=2, rows=6, n_step=1)
-    play(memory, naive, [[0, 0]] * 6)
-    found = memory.sample(random.seed_key(0), 5)
-    assert found.obs.shape == found.next_obs.shape == (5, 8)
-    assert all(x.shape == (5,) for x in (found.action, found.reward, found.discount, found.weight))
-    assert found.action.dtype == torch.int64
-    assert {found.reward.dtype, found.discount.dtype, found.weight.dtype} == {torch.float32}
-
-
 def test_the_mask_is_that_of_the_state_to_bootstrap_from() -> None:
-    """Of the next row, or of where the episode was cut; of a game that ended it does not matter."""
+    """The mask is that of the next row, or of the final State; after a termination it does not matter."""
     plain, naive = make(num_envs=3, rows=12, n_step=2, finals=12)
     memory = DeviceReplay(ReplayRequest(rules_of(masked=True), states([0] * 3), 36, 2, 0.5), 12)
     endings = [[(0, 2, 0, 1)[row % 4], 0, (0, 0, 2)[row % 3]] for row in range(19)]
@@ -185,16 +175,8 @@ def test_the_smallest_ring_works() -> None:
     assert_same(batch_of(memory, places), places, naive)
 
 
-def test_hidden_fields_are_not_stored() -> None:
-    memory, naive = make(num_envs=1, rows=6, n_step=1)
-    play(memory, naive, [[0]] * 6)
-    assert set(memory.states) == set(memory.finals.tables) == {"stamp", "board"}
-    assert not any("secret" in name for name in memory.tensors())
-    assert (memory.sample(random.seed_key(0), 8).obs[:, -1] == 0).all()
-
-
 def test_a_transition_on_the_common_board_is_small() -> None:
-    """With the memory's own sizes on a CPU: a million transitions of 1,024 games."""
+    """With the default settings on a CPU, scaled down: 976 rows, as for a million transitions of 1,024 games."""
     rules = make_rules("snake")
     num_envs = batch.reset(rules, env_keys(0, torch.arange(64)))
     memory = DeviceReplay(ReplayRequest(rules, num_envs.game, 64 * 976, 3, 0.99))
@@ -204,7 +186,7 @@ def test_a_transition_on_the_common_board_is_small() -> None:
 
 
 def test_with_a_game_the_observations_are_those_that_were_played() -> None:
-    """A real game beside its ring: what a sample shows is what the player saw, before and after; one-step windows."""
+    """Play a real game: samples show the observations that the player saw before and after each step."""
     rules = make_rules("snake", {"width": 5, "height": 4, "starvation": 4, "start": "random"}, time_limit=11)
     num_envs = batch.reset(rules, env_keys(1, torch.arange(6)))
     memory, choices = (

@@ -1,4 +1,4 @@
-"""Stacks of frames made when they are sampled, beside a list that walks back through each environment's episodes."""
+"""Frame stacks built when they are sampled, against lists that walk back through each environment's episodes."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ def rules_of(frames: int, masked: bool = False) -> Rules:
 
 
 class FilmRing(DeviceReplay):
-    """Written with States of `test_ring`, of which it keeps films."""
+    """Written with the States of `list_replay`, of which it stores films."""
 
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         super().write(film(state.stamp), action, step._replace(final_state=film(step.final_state.stamp)))
 
 
 class FilmReplay(ListReplay):
-    """The list, with stacks."""
+    """The reference, with stacks."""
 
     def __init__(self, num_envs: int, rows: int, n_step: int, finals: int, frames: int) -> None:
         super().__init__(num_envs, rows, n_step, GAMMA, finals)
         self.frames = frames
 
     def places(self) -> list[tuple[int, int]]:
-        """Those of which all frames are in memory too; the oldest rows are only there to be seen."""
+        """Return the starts whose frames are all in memory; the oldest rows only serve as earlier frames."""
         first = max(0, len(self.played[0]) - self.rows + self.frames - 1)
         return [(row, env_index) for row, env_index in super().places() if row >= first]
 
     def stack(self, row: int, env_index: int) -> list[int]:
-        """Stamps up to this row, oldest first; before the episode's first there is only that one."""
+        """Return the stamps up to this row, oldest first; the episode's first frame is repeated before it."""
         history = self.played[env_index]
         found = [history[row].stamp]
         while len(found) < self.frames:
@@ -97,7 +97,7 @@ class FilmReplay(ListReplay):
 
 
 def shown(stamps: list[int]) -> list[int]:
-    """The observation of a stack; what is hidden reads as 0."""
+    """Return the observation of a stack; hidden fields read as 0."""
     return [number for stamp in stamps for number in (stamp, -stamp)] + [stamps[-1], 0]
 
 
@@ -152,7 +152,7 @@ def test_samples_are_windows_that_can_be_drawn(history: History, seed: int) -> N
 @settings(max_examples=80)
 @given(histories())
 def test_by_priority_the_same_can_be_drawn(history: History) -> None:
-    """Leaves of more than 0 units are the places of the list; equal priorities and as many draws give each once."""
+    """The leaves above 0 are the places of the list; with equal priorities and as many draws, each is drawn once."""
     ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals, alpha=0.5)
     play(ring, naive, history.endings)
     assert ring.priorities is not None
@@ -168,9 +168,9 @@ def test_by_priority_the_same_can_be_drawn(history: History) -> None:
 @pytest.mark.parametrize("frames", [2, 3, 4])
 @pytest.mark.parametrize("n_step", [1, 2, 3])
 def test_every_kind_of_stack_was_met(n_step: int, frames: int) -> None:
-    """A long fixed history in which stacks, before and after, are known to be whole and to begin with an episode."""
+    """Compare a long fixed history in which both complete stacks and stacks at the start of an episode occur."""
     ring, naive = make(num_envs=2, rows=25, n_step=n_step, frames=frames, finals=6)
-    # The first environment is cut, dies two steps later, and goes on; the second is cut after 1, 2, 3, 5 steps, and again.
+    # The first environment is truncated, terminates two steps later, and continues; the second is truncated repeatedly.
     play(ring, naive, [[2 * (row % 9 == 5) + (row % 9 == 7), 2 * (row % 11 in (0, 2, 5, 10))] for row in range(70)])
     places = naive.places()
     assert min(row for row, _ in places) == 70 - 25 + frames - 1
@@ -200,10 +200,10 @@ def test_stacks_worked_out_by_hand() -> None:
         [14, 14, 14],
         [14, 14, 16],
     ]
-    rows = [0, 1, 2, 3, 5, 6]  # after row 4 the game was over
+    rows = [0, 1, 2, 3, 5, 6]  # row 4 terminated
     assert found.next_obs[rows, 0:6:2].tolist() == [
         [1, 1, 3],
-        [1, 3, 5],  # cut: what came after is in no row, but what came before is
+        [1, 3, 5],  # truncated: the last frame is in no row, the ones before are
         [6, 6, 8],
         [9, 9, 11],
         [14, 14, 16],
@@ -215,14 +215,14 @@ def test_stacks_worked_out_by_hand() -> None:
     assert found.discount.tolist() == [0.5, 0.5, 0.5, 0.5, 0.0, 0.5, 0.5]
 
 
-def test_a_window_cut_halfway_has_the_frames_before_the_cut() -> None:
-    """Three steps a window, four frames; the cut is the window's second step, and the next episode is no part of it."""
+def test_a_truncated_window_has_the_frames_before_the_truncation() -> None:
+    """3-step windows of four frames, truncated in their second step: frames of the next episode are not shown."""
     ring, naive = make(num_envs=1, rows=20, n_step=3, frames=4)
     play(ring, naive, [[2 * (row == 5)] for row in range(9)])
     stamps = [t.stamp for t in naive.played[0]]
     found = batch_of(ring, [(3, 0), (4, 0), (5, 0)])
-    cut = naive.played[0][5].final
-    assert found.next_obs[:, 0:8:2].tolist() == [[stamps[3], stamps[4], stamps[5], cut]] * 3
+    final = naive.played[0][5].final
+    assert found.next_obs[:, 0:8:2].tolist() == [[stamps[3], stamps[4], stamps[5], final]] * 3
     assert found.discount.tolist() == [0.125, 0.25, 0.5]
 
 
@@ -230,7 +230,7 @@ def test_a_window_cut_halfway_has_the_frames_before_the_cut() -> None:
 @pytest.mark.parametrize("frames", [1, 2, 3, 4])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_what_can_be_drawn_as_the_ring_fills_and_comes_round(n_step: int, frames: int, alpha: float | None) -> None:
-    """After every row: from the first row whose frames are all there to the last whose window is whole, and no other."""
+    """After every row: exactly the rows whose frames and window are all stored can be drawn."""
     rows = n_step + frames + 2
     ring, _ = make(2, rows, n_step, frames, alpha=alpha)
     for written in range(n_step + 1, 2 * rows + 3):
@@ -264,8 +264,8 @@ def test_one_frame_is_a_stack_of_one() -> None:
     assert_same(batch_of(ring, places), places, naive)
 
 
-def test_a_lane_that_ends_changes_no_other_lane() -> None:
-    """The same environment beside one that goes on for ever and beside one that ends at every step."""
+def test_an_episode_that_ends_changes_no_other_environment() -> None:
+    """Compare an environment beside one whose episode never ends and beside one that ends at every step."""
     found = []
     for other in (RUNNING, TERMINATED, TRUNCATED):
         ring, _ = make(num_envs=2, rows=12, n_step=2, frames=4)
@@ -313,7 +313,7 @@ def test_frames_are_stored_once() -> None:
 
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_tensors_carry_the_frames(alpha: float | None) -> None:
-    """Saved and loaded into a ring that held something else: the same samples."""
+    """Load a checkpoint into a memory with other contents: the samples are those of the first."""
     endings = [[(0, 0, 0, 2)[row % 4], (0, 0, 0, 0, 1)[row % 5]] for row in range(40)]
     ring, naive = make(2, 13, 2, 3, alpha=alpha)
     play(ring, naive, endings[:31])

@@ -1,4 +1,4 @@
-"""The ring with priorities, beside a list that is told of every row and every error."""
+"""Prioritized replay against a list that follows every row and every TD error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from redline.replay.device import DeviceReplay
 from redline.replay.priority import UNIT, Priorities
 
 GAMMA = 0.5
-NOTED = 2**31 - 128  # the most units an error is worth
+NOTED = 2**31 - 128  # most units of an error
 
 
 class Watched(DeviceReplay):
-    """A ring that has something done before each row is written."""
+    """A memory that calls a function before each row is written."""
 
     at_write: Callable[[], None] = staticmethod(lambda: None)
 
@@ -46,7 +46,7 @@ def tree(ring: DeviceReplay) -> Priorities:
 
 
 def drawable(ring: DeviceReplay) -> dict[tuple[int, int], int]:
-    """Units of what can be drawn, by the row and environment that lie there now, as the order of writing says."""
+    """Return the units of the transitions that can be drawn, by row and environment."""
     written, found = int(ring.written.item()), {}
     leaf = tree(ring).levels[0].tolist()
     assert not any(leaf[ring.rows * ring.num_envs :])
@@ -54,7 +54,7 @@ def drawable(ring: DeviceReplay) -> dict[tuple[int, int], int]:
         for env_index in range(ring.num_envs):
             if units := leaf[row % ring.rows * ring.num_envs + env_index]:
                 found[row, env_index] = units
-    assert len(found) == sum(units > 0 for units in leaf), "what was never written can be drawn"
+    assert len(found) == sum(units > 0 for units in leaf), "a place that was never written can be drawn"
     return found
 
 
@@ -76,20 +76,20 @@ def error_of(place: Tensor, salt: int) -> Tensor:
 
 
 def units_of(place: int, salt: int, alpha: float) -> int:
-    """What `error_of` is worth, in plain numbers."""
+    """Return the units of `error_of`, computed in plain Python."""
     root = ((place * 37 + salt * 11) % 97 + 1) / 16
     return int(root ** (2 * alpha) * UNIT)
 
 
 class RankedList:
-    """What the priorities should be: a row gets the highest as it can be drawn first, then what was learned of it."""
+    """The reference: a row gets the highest priority when it can first be drawn, later that of its TD error."""
 
     def __init__(self, naive: ListReplay, alpha: float) -> None:
         self.naive, self.alpha, self.highest = naive, alpha, UNIT
         self.units: dict[tuple[int, int], int] = {}
 
     def catch_up(self) -> None:
-        """A row was written."""
+        """Follow a row that was written."""
         now = self.naive.places()
         self.units = {place: self.units.get(place, self.highest) for place in now}
 
@@ -127,7 +127,7 @@ def histories(draw: st.DrawFn) -> History:
 @settings(max_examples=60)
 @given(histories())
 def test_priorities_are_those_of_a_list(history: History) -> None:
-    """Rows are written, samples drawn and learned at once or rows later; before each row every leaf is looked at."""
+    """Update priorities at once or rows later, and compare every leaf before each row."""
     ring, naive = make(history.num_envs, history.rows, history.n_step, history.alpha, history.finals)
     model, row = RankedList(naive, history.alpha), 0
     waiting: list[tuple[int, int, Tensor]] = []  # until which row, from which, what
@@ -160,7 +160,7 @@ def test_priorities_are_those_of_a_list(history: History) -> None:
 @settings(max_examples=60)
 @given(histories())
 def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
-    """After priorities have become unequal. With beta 0 weights are those of a ring without priorities."""
+    """With unequal priorities. With beta 0 the weights are those of uniform replay."""
     ring, naive = make(history.num_envs, history.rows, history.n_step, history.alpha, history.finals)
     endings = history.endings + [[0] * history.num_envs] * (history.n_step + 1)
     play(ring, naive, endings)
@@ -177,7 +177,7 @@ def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
 
 
 def test_every_kind_of_window_is_sampled() -> None:
-    """On a long fixed history with every place in the sample: equal priorities, as many draws as places."""
+    """Sample every place of a long fixed history once: equal priorities, as many draws as places."""
     ring, naive = make(num_envs=2, rows=20, n_step=3, finals=1)
     play(ring, naive, [[(0, 0, 0, 1, 0, 2)[row % 6], (0, 2, 0, 0, 0, 0, 0)[row % 7]] for row in range(55)])
     places = naive.places()
@@ -204,16 +204,6 @@ def test_a_ring_without_priorities_has_no_places() -> None:
     assert ring.priorities is None
     assert ring.sample(random.seed_key(0), 16).place is None
     assert not any("priorities" in name for name in ring.tensors())
-
-
-def test_shapes_and_types_of_a_sample() -> None:
-    ring, naive = make(num_envs=2, rows=6, n_step=1)
-    play(ring, naive, [[0, 0]] * 6)
-    for beta in (1.0, torch.tensor(0.5)):
-        found = ring.sample(random.seed_key(0), 5, beta)
-        assert found.place is not None
-        assert (found.place.shape, found.place.dtype) == ((5,), torch.int64)
-        assert (found.weight.shape, found.weight.dtype) == ((5,), torch.float32)
 
 
 # ---- New rows
@@ -267,7 +257,7 @@ def test_weights_by_hand(beta: float, as_tensor: bool) -> None:
 
 
 def with_losses() -> tuple[Watched, ListReplay]:
-    """One place for the final State of a cut episode, many cuts: most of them are lost."""
+    """Room for one final State and many truncations: most final States are lost."""
     ring, naive = make(num_envs=2, rows=16, n_step=1, finals=1)
     play(ring, naive, [[2 * (row % 2), 0] for row in range(40)])
     return ring, naive
@@ -275,7 +265,7 @@ def with_losses() -> tuple[Watched, ListReplay]:
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_lost_samples_weigh_nothing_and_do_not_set_the_scale(beta: float) -> None:
-    """The lost ones are the rarest; the largest weight among the others is 1 all the same."""
+    """The lost samples have the lowest priorities; the largest weight among the others is still 1."""
     ring, naive = with_losses()
     places = naive.places()
     lost = [naive.window(*place)["weight"] == 0.0 for place in places]
@@ -325,7 +315,7 @@ def test_weights_undo_the_priorities_in_the_mean() -> None:
     assert weighted.item() == pytest.approx(rewards.mean().item(), rel=0.01)
 
 
-# ---- What was learned
+# ---- Updated priorities
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 1.0])
@@ -362,7 +352,7 @@ def test_any_error_leaves_its_place_drawable(error: float, units: int) -> None:
 
 @pytest.mark.parametrize("more", range(1, 25))
 def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
-    """All places sampled, then rows written: those that are still there get their error, the others' successors do not."""
+    """Sample all places, then write rows: places still stored get their new priority, overwritten ones do not."""
     ring, naive = make(num_envs=2, rows=10, n_step=2)
     row, place = 0, torch.zeros(0, dtype=torch.int64)
 
@@ -385,7 +375,7 @@ def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
 
 
 def test_a_leaf_of_nothing_is_never_revived() -> None:
-    """The row being written next, rows whose window is not whole yet, and rows never written stay as they are."""
+    """Rows that are overwritten next, whose window is incomplete, or that were never written keep priority 0."""
     ring, naive = make(num_envs=1, rows=10, n_step=3)
     play(ring, naive, [[0]] * 6)
     ring.update_priorities(torch.arange(10), torch.full((10,), 2.0))
@@ -409,13 +399,13 @@ def test_a_place_drawn_twice_is_ranked_once() -> None:
     assert tree(ring).total.item() == sum(expected.values())
 
 
-# ---- Empty, forgotten, saved
+# ---- Empty, cleared, saved
 
 
 @pytest.mark.parametrize("rows", [6, 12, 40, 300])
 @pytest.mark.parametrize("written", [0, 1, 3])
 def test_a_sample_of_nothing_is_harmless(rows: int, written: int) -> None:
-    """Too few rows for a window of three steps: a sample weighs nothing, and learning from it ranks nothing."""
+    """Too few rows for a 3-step window: all weights are 0, and updating priorities changes nothing."""
     ring, naive = make(num_envs=2, rows=rows, n_step=3)
     play(ring, naive, [[0, 0]] * written)
     found = ring.sample(random.seed_key(0), 32)
@@ -446,62 +436,6 @@ def test_a_cleared_ring_is_as_good_as_new(history: History) -> None:
     if naive.places():
         found = ring.sample(random.seed_key(0), 24, beta=0.0)
         assert_same(found, where(ring, found.place), naive)
-
-
-def copied(source: DeviceReplay, target: DeviceReplay) -> None:
-    assert source.tensors().keys() == target.tensors().keys()
-    for name, tensor in target.tensors().items():
-        tensor.copy_(source.tensors()[name])
-
-
-def same(ours: Batch, theirs: Batch) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(leaves(ours).values(), leaves(theirs).values(), strict=True))
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("written", [0, 7, 11, 25], ids=lambda rows: f"{rows} rows")
-@pytest.mark.parametrize("alpha", [None, 0.6])
-def test_tensors_carry_the_whole_memory(alpha: float | None, written: int, n_step: int) -> None:
-    """Saved, loaded elsewhere, saved and loaded again: the same samples, and the same future, as if never saved.
-
-    The ring is empty, partly filled, just full, or has come round.
-    """
-    endings = [[(0, 0, 2)[row % 3], (0, 1, 0, 2)[row % 4]] for row in range(45)]
-
-    def fresh() -> Watched:
-        ring, _ = make(num_envs=2, rows=11, n_step=n_step, finals=2, alpha=alpha)
-        return ring
-
-    def live(ring: Watched, some: list[list[int]]) -> list[Batch]:
-        """Write rows, and learn from what is sampled before each; the samples."""
-        seen: list[Batch] = []
-
-        def before() -> None:
-            if ring.written > n_step:
-                seen.append(ring.sample(random.fold(random.seed_key(9), ring.written), 8, 0.5))
-                if seen[-1].place is not None:
-                    ring.update_priorities(seen[-1].place, error_of(seen[-1].place, len(seen)))
-
-        ring.at_write = before
-        play(ring, ListReplay(2, 11, n_step, GAMMA, 2), some)
-        ring.at_write = lambda: None
-        return seen
-
-    ring = fresh()
-    live(ring, endings[:written])
-    once, twice = fresh(), fresh()
-    live(once, endings[3:20])  # what is loaded into is not empty
-    copied(ring, once)
-    copied(once, twice)
-    assert all(torch.equal(x, y) for x, y in zip(ring.tensors().values(), twice.tensors().values(), strict=True))
-    futures = [live(one, endings[written:]) for one in (ring, once, twice)]
-    assert len(futures[0]) > 15
-    for other in futures[1:]:
-        assert all(same(a, b) for a, b in zip(futures[0], other, strict=True))
-    assert all(torch.equal(x, y) for x, y in zip(ring.tensors().values(), twice.tensors().values(), strict=True))
-    if alpha is not None:
-        assert tree(ring).highest > UNIT
-        assert len(set(drawable(ring).values())) > 5
 
 
 def test_no_tensor_is_left_out_of_a_checkpoint() -> None:

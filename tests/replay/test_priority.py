@@ -1,4 +1,4 @@
-"""Priorities against a plain list: every sum, every place drawn, and every error made into units."""
+"""Priorities against a plain list: every sum, every place drawn, and the units of every TD error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def filled(units: Sequence[int], top: int = CHILDREN) -> Priorities:
 
 
 def assert_sums(priorities: Priorities, units: Sequence[int]) -> None:
-    """The leaves are these units, each node is the sum of its children, and what lies beyond the last place is 0."""
+    """Check that the leaves are `units`, that each node is the sum of its children, and that the padding is 0."""
     assert priorities.levels[0].dtype == torch.int32
     expected = list(units)
     for number, level in enumerate(priorities.levels):
@@ -46,7 +46,7 @@ def assert_sums(priorities: Priorities, units: Sequence[int]) -> None:
 
 
 def targets_of(total: int, key: Tensor, count: int) -> list[int]:
-    """Where each draw falls in the total: one anywhere in each of `count` parts that are equal to within a unit."""
+    """Return where each draw falls in the total: anywhere in each of `count` parts, equal to within a unit."""
     progress, left = divmod(total, count)
     found = []
     for number in range(count):
@@ -95,7 +95,7 @@ def test_where_the_tree_ends_changes_no_draw(units: list[int], seed: int) -> Non
 @pytest.mark.parametrize("size", SIZES)
 @given(data=st.data())
 def test_sums_stay_those_of_a_list(size: int, data: st.DataObject) -> None:
-    """Any mixture of single places, spans and clearing, looked at after each."""
+    """Mix single places, spans and clearing; compare after each."""
     priorities, model = Priorities(size, CPU, top=CHILDREN), [0] * size
     some_units = st.one_of(st.just(0), st.integers(0, 100), st.sampled_from([MOST - 1, MOST]), st.integers(0, MOST))
     for _ in range(data.draw(st.integers(1, 8), label="operations")):
@@ -183,7 +183,7 @@ def test_draws_from_a_large_tree_are_those_of_a_walk() -> None:
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> tuple[float, float]:
-    """How far counts are from what is expected, in standard deviations of the statistic, and the statistic itself."""
+    """Return how far counts are from the expected ones, in standard deviations of the statistic, and the statistic."""
     statistic = ((counts.double() - expected) ** 2 / expected).sum().item()
     free = counts.numel() - 1
     return (statistic - free) / math.sqrt(2 * free), statistic
@@ -325,7 +325,7 @@ def test_drawing_changes_nothing() -> None:
 
 
 def noted(errors: Sequence[float], alpha: float) -> tuple[list[int], int]:
-    """Units of the errors, and what a new place gets afterwards."""
+    """Return the units of the errors, and `highest` afterwards."""
     priorities = Priorities(4, CPU, top=CHILDREN)
     units = priorities.units(torch.tensor(errors, dtype=torch.float32), alpha)
     assert units.dtype == torch.int32
@@ -358,7 +358,7 @@ def noted(errors: Sequence[float], alpha: float) -> tuple[list[int], int]:
     ],
 )
 def test_units_of_an_error(error: float, units: int) -> None:
-    """With alpha 1. Only what is finite raises what new places get, and nothing lowers it."""
+    """With alpha 1. Only finite errors raise `highest`, and nothing lowers it."""
     found, highest = noted([error], 1.0)
     assert found == [units]
     assert highest == (max(UNIT, units) if math.isfinite(error) else UNIT)
