@@ -16,7 +16,7 @@ import pytest
 from redline import algos, cli, games
 from redline.cli import catalog
 from redline.cli.command import COMMANDS, Request
-from redline.cli.parse import merge_config, parse
+from redline.cli.parse import fold, merge_config, parse, read_config, split
 from redline.core.errors import UserError
 from redline.run.settings import from_words
 
@@ -268,3 +268,18 @@ def test_mistakes_in_a_config_file(tmp_path: Path, text: str, sentence: str) -> 
 def test_a_config_file_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"config none\.toml could not be read: No such file or directory\."):
         merge_config("train", COMMANDS.load("train"), Request(["snake"], {"config": "none.toml"}))
+
+
+# ---- --env.kwargs.NAME
+
+
+def test_constructor_arguments_are_collected_as_values(tmp_path: Path) -> None:
+    words = (
+        "--env.kwargs.map_name 8x8 --env.kwargs.is_slippery false --env.kwargs.size=[2, 3] --env.kwargs.p 0.5 --steps 5"
+    )
+    command = COMMANDS.load("train")
+    options = split("train", command, ["gym:FrozenLake-v1", *words.replace("[2, 3]", "[2,3]").split()]).options
+    kwargs = {"map_name": "8x8", "is_slippery": False, "size": [2, 3], "p": 0.5}
+    assert fold(options) == {"env.kwargs": kwargs, "steps": "5"}
+    (tmp_path / "a.toml").write_text('[env.kwargs]\nmap_name = "8x8"\nis_slippery = false\nsize = [2, 3]\np = 0.5')
+    assert fold(read_config(str(tmp_path / "a.toml"))) == {"env.kwargs": kwargs}

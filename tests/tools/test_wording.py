@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from redline.core.records import Spec
 from redline.run.compare import _ranking, over_runs
 from redline.run.evaluate import Evaluation
+from redline.run.run_folder import FORMAT_VERSION
 from redline.tools import wording
 
 SPEC = Spec((4,), torch.float32, (1.0,) * 4, 1.0, 2, "return", winnable=False)
@@ -75,3 +78,16 @@ def test_the_score_per_game_over() -> None:
     )
     figures |= {"score_censored": None, "score_censored_high": None, "game_overs": 0}
     assert wording.per_game_over(figures) == "more than 15.50 (95 %): 0 game overs in 12,000 steps"
+
+
+@pytest.mark.parametrize(
+    ("algo", "greedy", "hinted"), [("ppo", 0.0, True), ("ppo", 0.9, False), ("ppo", 2.0, False), ("dqn", 0.0, False)]
+)
+def test_greedy_play_that_scores_less_than_training_hints_at_sample(
+    tmp_path: Path, algo: str, greedy: float, hinted: bool
+) -> None:
+    config = {"env": "snake", "algo": algo, "env_options": {}, "algo_options": {}, "format_version": FORMAT_VERSION}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"env_steps": 100, "seconds": 1.0, "score": 0.95}) + "\n")
+    lines = wording.sampling_hint({"run": str(tmp_path), "algo": algo, "score_mean": greedy})
+    assert ["--sample" in line for line in lines] == [True] * hinted

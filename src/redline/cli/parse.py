@@ -6,6 +6,7 @@ Words may come in any order. An option is `--name VALUE` or `--name=VALUE` with 
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,11 +139,36 @@ def read_config(path: str) -> dict[str, Any]:
     return dict(_flatten(content, ""))
 
 
+def fold(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with `env.kwargs.NAME` collected into one mapping, `env.kwargs`, its words read as values."""
+    folded: dict[str, Any] = {}
+    for key, word in options.items():
+        group, _, rest = key.partition(".")
+        option, dot, name = rest.partition(".")
+        if dot:
+            folded.setdefault(f"{group}.{option}", {})[name] = _value(word) if isinstance(word, str) else word
+        else:
+            folded[key] = word
+    return folded
+
+
+def _value(word: str) -> Any:
+    """Return a word as the value it spells: a number, true, false, null, a list, or else text."""
+    if word in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[word]
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
 def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         name = prefix + key.replace("-", "_")
         if isinstance(value, dict):
             yield from _flatten(value, f"{name}.")
+        elif name.count(".") > 1:
+            yield prefix + key, value  # a value of --env.kwargs: of any type, under a name that is not ours
         elif isinstance(value, bool):
             yield name, value
         elif isinstance(value, list):

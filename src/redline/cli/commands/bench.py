@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from redline.cli.command import Command, Request, options_of
+from redline.cli.parse import fold
 from redline.core.errors import UserError, nearest
 from redline.tools.bench_options import BenchOptions, BenchRequest
 
@@ -33,7 +34,7 @@ def run(request: Request) -> int:
 
     measure = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
     _, algo = target(request)
-    plain, groups = split_groups(request.options, algo)
+    plain, groups = split_groups(fold(request.options), algo)
     options = build(BenchOptions, plain, "")
     wanted = BenchRequest(**vars(options), env_options=groups["env"], algo_options=groups[algo])
     record = bench.describe_machine(options.device)

@@ -11,7 +11,7 @@ from typing import Any
 
 from redline.cli import catalog, schema
 from redline.cli.command import Command, Request
-from redline.cli.parse import merge_config
+from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
 
 _GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
@@ -44,7 +44,7 @@ def run(request: Request) -> int:
     from redline.run.settings import from_words
     from redline.run.train import EXIT_CODES, train
 
-    result = train(from_words(merged.arguments[0], merged.options)).result
+    result = train(from_words(merged.arguments[0], fold(merged.options))).result
     if request.json:
         request.print_json(result)
     else:
@@ -56,7 +56,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     """Return the summary of a training run and the commands to evaluate, watch and continue it."""
     from redline.envs import make_rules
     from redline.run.progress import duration, quantity
-    from redline.tools.wording import final_score
+    from redline.tools.wording import final_score, sampling_hint
 
     settings = result["settings"]
     rules = make_rules(result["env"], settings["env_options"], settings.get("time_limit", 0))
@@ -67,6 +67,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     ]
     if "score_mean" in result:
         lines += final_score(result, rules.game.spec(rules.config))
+        lines += sampling_hint(result)
     budget = {"minutes": f"{2 * settings['minutes']:g}"} if settings["minutes"] else {"steps": 2 * result["env_steps"]}
     repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
     program, run_dir = _program(), result["run"]
