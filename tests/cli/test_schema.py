@@ -92,6 +92,7 @@ class Config(Base):
     # at the start.
     tiles: tuple[int, ...] = (2, 4)
     largest: int = LARGEST
+    smallest: int = shared.SMALLEST
     scale: float = 2.0**10  # scaled by this
     extra: dict[str, int] = field(default_factory=dict)  # more
     computed: int = max(1, 2)  # known when it runs
@@ -103,6 +104,7 @@ def step(): ...
 SHARED = '''
 from dataclasses import dataclass
 LARGEST = 2_048
+SMALLEST = 2
 
 @dataclass(frozen=True)
 class Base:
@@ -126,12 +128,13 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("outside")
 def test_a_module_from_outside_is_read_and_not_executed() -> None:
     options = {option.name: option for option in catalog.env_options("my_package.twenty48")}
-    assert list(options) == ["size", "fast", "view", "tiles", "largest", "scale", "extra", "computed"]
+    assert list(options) == ["size", "fast", "view", "tiles", "largest", "smallest", "scale", "extra", "computed"]
     assert options["size"] == schema.Option("size", int, 4, "rows and columns")
     assert options["fast"].is_flag
     assert options["view"].kind == typing.Literal["planes", "flat"]
     assert (options["tiles"].default, options["tiles"].help) == ((2, 4), "Numbers of tiles at the start.")
     assert (options["largest"].default, options["scale"].default, options["computed"].default) == (2048, 1024.0, ...)
+    assert options["smallest"].default == 2
     assert options["extra"].is_mapping
     assert schema.summary("my_package.twenty48") == "Twenty48: slide tiles."
     assert "my_package" not in sys.modules

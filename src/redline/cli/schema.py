@@ -210,6 +210,9 @@ class Source:
         if module.partition(".")[0] in sys.stdlib_module_names:
             imported = importlib.import_module(module)
             return getattr(imported, attribute) if attribute else imported
+        imported_module = read_module(f"{module}.{attribute}" if attribute else module)
+        if imported_module is not None:
+            return _Attributes(imported_module)
         source = read_module(module)
         if source is None or attribute is None:
             raise KeyError(name)
@@ -257,6 +260,16 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         return self.source.lookup(name)
+
+
+class _Attributes:
+    """A module in an expression such as `replay.DEFAULT`."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return self._source.lookup(name)
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
