@@ -44,7 +44,7 @@ class Config(NetworkConfig):
 
     batch_size: int = 512  # transitions per gradient step
     updates: int = 1  # gradient steps per iteration, in which every environment plays one step
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # of Adam, at the start of training
     learning_rate_end: float | None = None  # at the end of training, linear; none: constant
     gamma: float = 0.97  # discount
     n_step: int = 3  # steps of a return before it bootstraps
