@@ -15,7 +15,7 @@ from redline.engine import hardware
 from redline.envs import load_game
 from redline.recipes import Request, cpu_envs, tensor_games
 from redline.recipes.recipe import for_hardware
-from redline.run import session
+from redline.run.memory import check_memory
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
 
@@ -131,7 +131,7 @@ def test_it_fits_into_half_of_the_memory(variant: Any, algo: str, tier: Tier, mo
     monkeypatch.setattr(hardware, "free_bytes", lambda _: int(machine.memory_gb * 2**30 / 2))
     plan = resolve(Settings(variant.game, algo, env_options=variant.options))
     assert plan.hardware == machine
-    session._check_memory(plan)
+    check_memory(plan)
 
 
 def test_what_does_not_fit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +141,4 @@ def test_what_does_not_fit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "detect", lambda _: dataclasses.replace(H100, device=machine.device))
     monkeypatch.setattr(hardware, "free_bytes", lambda _: int(machine.memory_gb * 2**30 / 2))
     with pytest.raises(UserError, match="These settings need about"):
-        session._check_memory(resolve(Settings("tetris", "ppo")))
+        check_memory(resolve(Settings("tetris", "ppo")))

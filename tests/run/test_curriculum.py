@@ -63,7 +63,7 @@ def test_live_options_and_those_that_compile_again() -> None:
 @pytest.mark.parametrize(
     ("phases", "sentence"),
     [
-        ([phase("a", 0.5, 0.5)], "Phase 'a' of the curriculum goes from 0.5 to 0.5; expected shares"),
+        ([phase("a", 0.5, 0.5)], "Phase 'a' of the curriculum goes from 0.5 to 0.5; expected progress"),
         ([phase("a", 0.6, 0.5)], "Phase 'a' of the curriculum goes from 0.6 to 0.5"),
         ([phase("a", -0.1, 0.5)], "Phase 'a' of the curriculum goes from -0.1 to 0.5"),
         ([phase("a", 0, 1.5)], "Phase 'a' of the curriculum goes from 0 to 1.5"),

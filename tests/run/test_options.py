@@ -236,3 +236,11 @@ def test_any_words_build_a_config_or_one_sentence(words: dict[str, str]) -> None
     except UserError as error:
         refused = str(error)
     assert "dqn." in refused if refused else isinstance(found, dqn.Config)
+
+
+@pytest.mark.parametrize(("word", "example"), [("64x3", "64,64,64"), ("128*2", "128,128"), ("64x0", "64,64")])
+def test_layers_written_as_a_product_get_a_hint(word: str, example: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"ppo.hidden is '.*'; expected numbers separated by commas, such as {example}\.$"
+    ):
+        parse_value(tuple[int, ...], word, "ppo.hidden")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
 from redline.recipes import Request
+from redline.run import memory
 from redline.run.agent import load_agent
+from redline.run.opening import opening_lines
 from redline.run.resolve import resolve
 from redline.run.settings import DEFAULT_MINUTES, Settings, from_words
 from redline.run.train import train
@@ -410,3 +413,32 @@ def test_small_networks_on_few_cores_use_one_thread(
 def test_settings_are_importable_without_torch() -> None:
     code = "import sys, redline.run.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("requested", "blamed"),
+    [
+        ({"num_envs": 10**9}, "most of it is for num_envs: use a smaller one.$"),
+        ({"num_envs": 10**9, "algo": "dqn"}, "most of it is for num_envs: use a smaller one.$"),
+        ({"algo_options": {"rollout_steps": 10**9}}, "most of it is for rollout_steps: use a smaller one.$"),
+        ({"replay_capacity": 10**15}, "most of it is for replay_capacity: use a smaller one.$"),
+        ({"replay_capacity": 10**9}, "replay_capacity: use a smaller one, or --replay memmap.$"),
+    ],
+)
+def test_the_option_that_does_not_fit_is_named(
+    requested: dict[str, Any], blamed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "free_bytes", lambda _: 10**10)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
+    with pytest.raises(UserError, match=blamed):
+        memory.check_memory(resolve(Settings("snake", device="cpu", **requested)))
+
+
+def test_the_opening_names_the_source_of_settings() -> None:
+    plan = resolve(Settings("tetris", device="cpu", num_envs=64))
+    tier = plan.hardware.tier
+    assert plan.name_sources() == (
+        "Settings chosen for you: algo, curriculum, env.view, epochs, hidden (recipe tetris); "
+        f"rollout_steps (default for tensor games on {tier}). config.json gives the reasons."
+    )
+    assert plan.name_sources() in opening_lines(plan)

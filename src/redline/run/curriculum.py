@@ -1,10 +1,10 @@
-"""A curriculum: options of the game that change while training goes on, phase by phase.
+"""Curriculum: environment options that change as training progresses, phase by phase.
 
     [{"name": "short", "from": 0.0, "to": 0.3, "env": {"start_height": 4}},
      {"name": "tall",  "from": 0.3, "to": 0.8, "env": {"start_height": 12}}]
 
-`from` and `to` are shares of the training, 0 to 1. What no phase covers (here the last fifth) is played with the run's own
-options, and so is every evaluation. Training never goes back to an earlier phase, whatever limit a continued run is given.
+`from` and `to` are training progress, 0 to 1. Parts that no phase covers (here the last fifth) use the run's own options, and
+so does every evaluation. Training never returns to an earlier phase, whatever limit a resumed run is given.
 """
 
 from __future__ import annotations
@@ -25,44 +25,45 @@ from redline.envs import batch, change_rules
 from redline.envs.batch import Rules
 from redline.recipes import Phase
 
-BASE = "base"  # name of what no phase covers
-_PROBES = 64  # games played to see what an option changes
+BASE = "base"  # name of a part that no phase covers
+_PROBES = 64  # games played to find out what an option changes
 _PROBE_STEPS = 8
 
 
 class Curriculum:
-    """Phases in their order, from 0 to 1 without a hole, and the rules of each."""
+    """Phases in order, from progress 0 to 1 without a gap, and the rules of each."""
 
     def __init__(self, phases: Iterable[Phase], base: Rules) -> None:
-        self.phases = _without_holes(_checked(phases))
+        self.phases = _without_gaps(_checked(phases))
         self.rules = tuple(_rules_of(phase, base) for phase in self.phases)  # plain numbers
         changed = {option for phase in self.phases for option in phase.options}
         self.live = tuple(option for option in base.game.LIVE if option in changed)
-        self.fixed = tuple(sorted(changed - set(self.live)))  # changing one of these means compiling again
+        self.fixed = tuple(sorted(changed - set(self.live)))  # changing one of these requires compiling again
         for phase, rules in zip(self.phases, self.rules, strict=True):
             _check_learnable(
                 phase, change_rules(base, {k: v for k, v in phase.options.items() if k in self.live}), rules
             )
 
     def at(self, progress: float) -> int:
-        """Number of the phase at a share of the training; the last one at its end and beyond."""
+        """Return the index of the phase at this progress; the last phase at the end and beyond."""
         return max(i for i, phase in enumerate(self.phases) if i == 0 or phase.start <= progress)
 
     def find(self, name: str) -> int:
-        """Number of the phase called so; 0 where there is none, as after the curriculum was changed."""
+        """Return the index of the phase called `name`; 0 if there is none, as after a change of the curriculum."""
         return next((i for i, phase in enumerate(self.phases) if phase.name == name), 0)
 
     def compiles_again(self, before: int, after: int) -> bool:
-        """Whether two phases differ in more than live options."""
+        """Return whether two phases differ in more than live options."""
         a, b = self.rules[before].config, self.rules[after].config
         return any(getattr(a, name) != getattr(b, name) for name in self.fixed)
 
     def describe(self) -> list[dict[str, Any]]:
+        """Return the phases as written in a curriculum file."""
         return [phase.describe() for phase in self.phases]
 
 
 def read_phases(path: str) -> list[Phase]:
-    """The phases in a JSON file."""
+    """Return the phases in a JSON file."""
     try:
         records = json.loads(Path(path).read_text())
     except OSError as error:
@@ -75,13 +76,13 @@ def read_phases(path: str) -> list[Phase]:
 
 
 def phases_of(records: Iterable[Phase], without: Iterable[str] = ()) -> list[Phase]:
-    """A game's own curriculum, which leaves the options in `without` alone: somebody asked for them."""
-    asked = {name.replace("-", "_") for name in without}
-    found = [
-        dataclasses.replace(phase, options={k: v for k, v in phase.options.items() if k not in asked})
+    """Return a recipe's phases without the options in `without`, which were requested; none if nothing is left."""
+    requested = {name.replace("-", "_") for name in without}
+    phases = [
+        dataclasses.replace(phase, options={k: v for k, v in phase.options.items() if k not in requested})
         for phase in records
     ]
-    return found if any(phase.options for phase in found) else []
+    return phases if any(phase.options for phase in phases) else []
 
 
 def _phase(record: Any, number: int) -> Phase:
@@ -101,12 +102,12 @@ def _phase(record: Any, number: int) -> Phase:
 
 
 def _checked(phases: Iterable[Phase]) -> list[Phase]:
-    """In their order; shares that make no sense are errors."""
+    """Return the phases in order; raise UserError for progress out of range, overlaps and missing or repeated names."""
     ordered = sorted(phases, key=lambda phase: phase.start)
     for phase in ordered:
         if not 0 <= phase.start < phase.end <= 1:
             raise UserError(
-                f"Phase '{phase.name}' of the curriculum goes from {phase.start:g} to {phase.end:g}; expected shares of the "
+                f"Phase '{phase.name}' of the curriculum goes from {phase.start:g} to {phase.end:g}; expected progress of the "
                 "training from 0 to 1, the second above the first."
             )
         if not phase.name:
@@ -122,7 +123,7 @@ def _checked(phases: Iterable[Phase]) -> list[Phase]:
     return ordered
 
 
-def _without_holes(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+def _without_gaps(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     whole: list[Phase] = []
     for phase in [*phases, Phase(BASE, 1.0, 1.0, {})]:
         reached = whole[-1].end if whole else 0.0
@@ -143,9 +144,9 @@ def _rules_of(phase: Phase, base: Rules) -> Rules:
 
 
 def _check_learnable(phase: Phase, base: Rules, rules: Rules) -> None:
-    """Refuse options after which the network would see something else, or the States would not fit their memory.
+    """Raise UserError for options that change observations or the shapes of States.
 
-    What a State is seen as must not change: the learner keeps seeing remembered States by the rules it began with.
+    The observation of a State must not change: the learner observes stored States by the rules it started with.
     """
     if base.config == rules.config:
         return
@@ -155,8 +156,8 @@ def _check_learnable(phase: Phase, base: Rules, rules: Rules) -> None:
     same = base.game.spec(base.config) == rules.game.spec(rules.config) and _shapes(played[0]) == _shapes(played[1])
     for t in range(_PROBE_STEPS if same else 0):
         for envs in played:
-            seen = [(r.game.observe(r.config, envs.game), r.game.legal(r.config, envs.game)) for r in (base, rules)]
-            same = same and all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+            views = [(r.game.observe(r.config, envs.game), r.game.legal(r.config, envs.game)) for r in (base, rules)]
+            same = same and all(torch.equal(a, b) for a, b in zip(*views, strict=True))
         for i, r in enumerate((base, rules)):
             action = select.draw(r.game.legal(r.config, played[i].game), random.bits(keys, t))
             played[i], _ = batch.step(r, played[i], action)

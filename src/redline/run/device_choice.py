@@ -26,9 +26,9 @@ from redline.engine import fast, hardware
 from redline.engine.runtime import Runtime
 from redline.envs import Rules, batch
 from redline.recipes import Setting
-from redline.run.plan import Plan, digest
+from redline.run.plan import HARDWARE, Plan, digest
 from redline.run.progress import quantity
-from redline.run.resolve import HARDWARE, resolve
+from redline.run.resolve import resolve
 from redline.run.run_folder import write_json
 from redline.run.settings import Settings
 

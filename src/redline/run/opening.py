@@ -16,6 +16,8 @@ def opening_lines(plan: Plan) -> list[str]:
         f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
         f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
     ]
+    if sources := plan.name_sources():
+        lines.append(sources)
     if plan.settings.device == "auto" and torch.cuda.is_available():
         lines.append(f"Device {plan.device}: {plan.reasons['device']}.")
     if not plan.compile and plan.settings.compile is None:

@@ -1,9 +1,10 @@
-"""Typed options from words: a dataclass a component, one line a field; unknown keys and impossible values are errors."""
+"""Typed options from words: fields of dataclasses, by name; unknown names and impossible values raise UserError."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ from typing import Any, Literal, TypeVar, Union
 from redline.core.errors import UserError, nearest
 
 T = TypeVar("T")
+_REPEATED = re.compile(r"([1-9]\d*)[x*](\d+)")  # 64x3
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 def parse_number(text: str) -> float:
-    """`20M`, `1.5k`, `1e6`, `1_000`. An int where it is whole: floats hold neither a long seed nor 1.001 times 10**6."""
+    """Return the number in `20M`, `1.5k`, `1e6` or `1_000`: an int if it is whole, since floats cannot hold a long seed."""
     cleaned = text.strip().replace("_", "").lower()
     factor = _SUFFIX.get(cleaned[-1:], 1)
     digits = cleaned[:-1] if factor != 1 else cleaned
@@ -29,7 +31,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_value(kind: Any, text: str, key: str) -> Any:
-    """A value of the annotated type `kind` from the word given for `key`."""
+    """Return a value of the annotated type `kind` from the word given for the option `key`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         if text.lower() == "auto" and str in arguments:
@@ -43,6 +45,10 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
             raise UserError(f"{key} is '{text}'{hint} Expected {', '.join(map(str, arguments))}.")
         return text
     if origin is tuple:
+        if repeated := _REPEATED.fullmatch(text.strip()):
+            width, count = repeated.groups()
+            example = ",".join([width] * min(int(count), 3)) if 0 < int(count) < 100 else f"{width},{width}"
+            raise UserError(f"{key} is '{text}'; expected numbers separated by commas, such as {example}.")
         return tuple(parse_value(arguments[0], part, key) for part in text.strip("()[] ").split(",") if part.strip())
     if kind is bool:
         if text.lower() in ("true", "yes", "on", "1"):

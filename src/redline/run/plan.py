@@ -19,6 +19,7 @@ from redline.recipes import Recipe, Setting
 from redline.run.curriculum import Curriculum
 from redline.run.settings import Settings
 
+REQUESTED, HARDWARE = "requested", "derived from the hardware"  # sources of settings
 DEFAULT_SOURCES = ("algorithm default", "environment default")
 
 
@@ -56,6 +57,15 @@ class Plan:
     def chosen(self) -> dict[str, Setting]:
         """Return the settings that are not merely the defaults of the algorithm or the environment."""
         return {name: s for name, s in self.provenance.items() if s.source not in DEFAULT_SOURCES}
+
+    def name_sources(self) -> str:
+        """Return a sentence that names the settings of recipe, defaults by hardware and preset."""
+        by_source: dict[str, list[str]] = {}
+        for name, setting in sorted(self.provenance.items()):
+            if setting.source.startswith(("recipe", "default for", "preset")):
+                by_source.setdefault(setting.source, []).append(name)
+        parts = [f"{', '.join(names)} ({source})" for source, names in sorted(by_source.items(), reverse=True)]
+        return f"Settings chosen for you: {'; '.join(parts)}. config.json gives the reasons." if parts else ""
 
     def describe(self) -> dict[str, Any]:
         """Return every value, as stored in config.json and shown in `settings`."""

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from redline import algos, recipes, replay
+from redline import algos, recipes
 from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
-from redline.envs import Rules, batch, load_game, make_rules
+from redline.envs import Rules, load_game, make_rules
 from redline.envs.gym_game import WORTH_A_PROCESS
 from redline.games import Game
 from redline.recipes import Setting
 from redline.recipes.recipe import RUN_SETTINGS, Recipe
-from redline.replay.contract import Location
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
-from redline.run.plan import Plan
+from redline.run.memory import fit_replay
+from redline.run.plan import HARDWARE, REQUESTED, Plan
 from redline.run.settings import DEFAULT_MINUTES, Settings
 
 # Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
 _ALGO_SHORTHANDS = ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
 _MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0, "backplay_steps": 1, "publish": 0}
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
-REQUESTED, HARDWARE = "requested", "derived from the hardware"
 
 
 def resolve(settings: Settings) -> Plan:
@@ -180,12 +176,12 @@ def _build_algo_config(
     if settings.preset is not None:
         preset = _find_preset(algo, settings.preset)
         defaults |= {name: Setting(value, "", f"preset {settings.preset}") for name, value in preset.items()}
-    fit_replay = requested.get("replay_capacity") == "auto"
-    given = {name: value for name, value in requested.items() if not (fit_replay and name == "replay_capacity")}
+    fits = requested.get("replay_capacity") == "auto"
+    given = {name: value for name, value in requested.items() if not (fits and name == "replay_capacity")}
     config = options.build(algo.Config, given, f"{algo.group}.", {name: s.value for name, s in defaults.items()})
     derived: dict[str, Setting] = {}
-    if fit_replay:
-        config, reason = _fit_replay(config, rules, device, run_dir)
+    if fits:
+        config, reason = fit_replay(config, rules, device, run_dir)
         derived["replay_capacity"] = Setting(config.replay_capacity, reason, "derived from free memory")
     config, reasons = algo.fill_defaults(config, num_envs, given.keys())
     derived |= {name: Setting(None, reason, "derived from num_envs") for name, reason in reasons.items()}
@@ -224,31 +220,6 @@ def _find_preset(algo: Algorithm, preset: str) -> dict[str, Any]:
     broken = algos.failures()
     others = [name for name in algos.names() if name not in broken and algos.load(name).PRESETS]
     raise UserError(f"{algo.name} has no presets; drop --preset or choose an --algo that has: {', '.join(others)}.")
-
-
-def state_bytes(rules: Rules) -> int:
-    """Return the bytes of one State, without fields that observations never read."""
-    state = batch.reset(rules, batch.env_keys(0, torch.arange(1))).game
-    return sum(x.nbytes for name, x in state._asdict().items() if name not in rules.game.HIDDEN)
-
-
-def _fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
-    """Return `config` with a replay capacity for half of the memory, or disk, that is free where it is stored.
-
-    A resumed run keeps its capacity.
-    """
-    with suppress(OSError, ValueError, KeyError):
-        before = int(json.loads((run_dir / "config.json").read_text())["algo_options"]["replay_capacity"])
-        return dataclasses.replace(config, replay_capacity=before), "as the run began"
-    kind = replay.load(config.replay)
-    if kind.location == Location.DISK:
-        folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
-        free, what = shutil.disk_usage(folder).free, "disk"
-    else:
-        place = device if kind.location == Location.DEVICE else torch.device("cpu")
-        free, what = hardware.free_bytes(place), f"memory of {place}"
-    capacity = kind.largest_capacity(free, state_bytes(rules))
-    return dataclasses.replace(config, replay_capacity=capacity), f"from the {free / 1e9:,.0f} GB {what} that are free"
 
 
 def _choose_backplay(settings: Settings, game: Game, recommended: Mapping[str, Setting]) -> Setting:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from redline import replay
 from redline.algos.learner import Learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
-from redline.core.errors import UserError
-from redline.core.records import leaves
-from redline.engine import fast, hardware
+from redline.engine import fast
 from redline.envs import batch, live_rules, set_live, with_live
-from redline.replay.contract import UsesReplay
 from redline.run.checkpoint import copy_into
+from redline.run.memory import check_memory
 from redline.run.plan import Plan
-from redline.run.resolve import state_bytes
 
 
 class Session:
@@ -28,7 +23,7 @@ class Session:
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
-        _check_memory(plan)
+        check_memory(plan)
         if plan.threads:
             torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events are those of the current device
@@ -206,36 +201,3 @@ class Session:
                 self.notify("What this run remembered is lost: only a memory on the device outlives new episodes.")
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)
-
-
-def _check_memory(plan: Plan) -> None:
-    """Refuse what cannot fit before anything is allocated, with the bytes it would need."""
-    one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1)))
-    game = sum(x.numel() * x.element_size() for x in leaves(one).values())
-    spec = plan.rules.game.spec(plan.rules.config)
-    inputs = 4 * math.prod(spec.obs_shape)
-    needs = {"num_envs": plan.num_envs * (3 * game + inputs)}  # the games, their successors, what the network sees
-    needs |= plan.algo.memory_bytes(plan.algo_config, spec, state_bytes(plan.rules), plan.num_envs)
-    on_host = 0
-    if isinstance(plan.algo_config, UsesReplay):
-        memory = replay.load(plan.algo_config.replay).memory_bytes(
-            plan.algo_config.replay_capacity, state_bytes(plan.rules), plan.algo_config.prioritized
-        )
-        on_host = int(memory.host + (memory.snapshot if plan.settings.save_replay else 0))
-    places = {plan.device: needs}
-    if on_host and plan.device.type == "cuda":
-        places[torch.device("cpu")] = {"replay_capacity": on_host}
-    elif on_host:
-        needs["replay_capacity"] += on_host
-    for place, wanted in places.items():
-        total, free = sum(wanted.values()), hardware.free_bytes(place)
-        if total > free:
-            name = max(wanted, key=lambda key: wanted[key])
-            instead = ""
-            if name == "replay_capacity" and isinstance(plan.algo_config, UsesReplay):
-                others = replay.alternatives(plan.algo_config.replay)
-                instead = f" or --replay {' or '.join(others)}" if others else ""
-            raise UserError(
-                f"These settings need about {total / 1e9:,.1f} GB on {place}, where {free / 1e9:,.1f} GB are free; "
-                f"most of it is for {name}: take a smaller one{instead}."
-            )
