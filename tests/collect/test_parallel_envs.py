@@ -1,4 +1,4 @@
-"""Evaluation in several processes: what is played is what one process plays, and failures are told."""
+"""ParallelEnvs: plays what one process plays, whatever the number of processes, and reports failures."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def children() -> list[int]:
     return running
 
 
-def step_all(envs: Any, count: int, busy: Any = None) -> None:
-    envs.step(np.zeros(count, np.int64), np.ones(count, bool) if busy is None else busy)
+def step_all(envs: Any, count: int, active: Any = None) -> None:
+    envs.step(np.zeros(count, np.int64), np.ones(count, bool) if active is None else active)
 
 
 @pytest.mark.parametrize("max_steps", [0, 640])
@@ -83,7 +83,7 @@ def test_it_does_not_matter_how_many_play(monkeypatch: pytest.MonkeyPatch, max_s
     assert not children()
 
 
-def test_lanes_that_are_not_busy_wait() -> None:
+def test_environments_that_are_not_active_wait() -> None:
     rules = make_rules(ENV, {})
     one = GymEnvs(rules.game, rules.config, 3)
     many = ParallelEnvs(rules, 3, 0, 2)
@@ -111,30 +111,32 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_failure_is_told(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_failure_is_reported(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_AT", "2")
     rules = make_rules(ENV, {"timeout": 0.5} if how == "hang" else {})
-    envs = ParallelEnvs(rules, 4, 0, 2)
+    processes = 2 if how == "helper" else 1  # a second one must not keep the first one's pipe open either
+    envs = ParallelEnvs(rules, 2 * processes, 0, processes)
     kind, says = FAILURES[how]
     try:
         envs.reset(0)
-        step_all(envs, 4)
+        step_all(envs, 2 * processes)
         with pytest.raises(kind, match=says):
-            step_all(envs, 4)
+            step_all(envs, 2 * processes)
     finally:
         envs.close()
     assert not children()
     with pytest.raises(RuntimeError, match="step of gym:faulty:Faulty-v0 was called after close"):
-        step_all(envs, 4)
+        step_all(envs, 2 * processes)
 
 
 def test_environments_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
-    envs = ParallelEnvs(make_rules(ENV, {}), 4, 0, 2)
+    envs = ParallelEnvs(make_rules(ENV, {}), 2, 0, 1)
+    made_here = len((tmp_path / "closed").read_text().splitlines())
     envs.reset(0)
     envs.close()
-    assert len((tmp_path / "closed").read_text().splitlines()) >= 4
+    assert len((tmp_path / "closed").read_text().splitlines()) == made_here + 2
 
 
 def test_an_environment_that_differs_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_an_environment_that_differs_there_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("FAULTY", "differ")
     monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
     with pytest.raises(UserError, match="shape"):
-        ParallelEnvs(rules, 2, 0, 2)
+        ParallelEnvs(rules, 2, 0, 1)
 
 
 def test_processes_that_end_at_once_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +165,6 @@ def test_where_no_process_can_make_it_this_one_plays(monkeypatch: pytest.MonkeyP
     if "SpreadOnlyHere-v0" not in gymnasium.registry:
         gymnasium.register("SpreadOnlyHere-v0", faulty.Faulty)  # no other process knows it
     rules = make_rules("gym:SpreadOnlyHere-v0", {})
-    with pytest.raises(CannotStart):
-        ParallelEnvs(rules, 2, 0, 2)
-    assert not children()
     slow(monkeypatch)
     monkeypatch.setattr(evaluate.hardware, "detect", lambda _: type("Machine", (), {"cores": 2}))
     said: list[str] = []
@@ -173,6 +172,7 @@ def test_where_no_process_can_make_it_this_one_plays(monkeypatch: pytest.MonkeyP
     assert len(found.scores) == 4
     assert len(said) == 1
     assert "plays in this process alone" in said[0]
+    assert not children()
 
 
 def test_fast_environments_are_played_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_fast_environments_are_played_here(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stuck outlives its parent")
-def test_they_die_with_who_started_them() -> None:
+def test_processes_die_with_their_parent() -> None:
     script = f"""
 import sys, time; sys.path.insert(0, {HERE!r})
 import numpy as np

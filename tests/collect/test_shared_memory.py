@@ -31,7 +31,7 @@ from redline.collect.shared_memory import LINE, Memory, SharedLayout, fence
 from redline.collect.shared_weights import SharedWeights
 from redline.core.errors import UserError
 
-SECONDS = min(float(os.environ.get("REDLINE_STRESS_SECONDS", "5")), 60)
+SECONDS = min(float(os.environ.get("REDLINE_STRESS_SECONDS", "2")), 60)
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 

@@ -30,7 +30,7 @@ SMALL = SharedLayout(
     {"obs": ((LANES, 2), "f4"), "action": ((LANES,), "i8"), "over": ((LANES,), "?"), "number": ((), "i8")}
 )
 LARGE = SharedLayout({"number": ((), "i8"), "obs": ((8, 256), "f4"), "flags": ((8,), "u1"), "final": ((8, 64), "f8")})
-SECONDS = float(os.environ.get("REDLINE_STRESS_SECONDS", "5"))
+SECONDS = float(os.environ.get("REDLINE_STRESS_SECONDS", "2"))
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 

@@ -1,36 +1,29 @@
-"""How much of the environments' own speed is left in training: `redline bench collect`.
+"""How much of the environments' own speed training keeps: `redline bench collect`.
 
-First the environments alone, a process a core and nothing else; then training with actor processes, its policy asked in them
-and centrally, and in step; then the same learner over Gymnasium's AsyncVectorEnv, and SB3's PPO over its SubprocVecEnv with the
-same numbers of environments, steps and epochs. Last what carries transitions: rings beside a queue of multiprocessing.
+The table compares frames per second of the environments alone, in one process per core; of training with actor processes, with
+actions chosen in them and centrally, and of training in one process; then of the same learner over Gymnasium's AsyncVectorEnv
+and of SB3's PPO over SubprocVecEnv with the same numbers of environments, steps and epochs. The last row compares shared
+rings with a multiprocessing queue as the transport of transitions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TextIO
 
-import gymnasium
 import numpy as np
 import torch
 
 from redline.collect.actor_collector import ActorCollector
-from redline.collect.row_format import row_fields
-from redline.collect.shared_memory import Memory, SharedLayout
-from redline.collect.shared_ring import SharedRing, SharedRingSpec
-from redline.collect.sync_collector import SyncCollector
 from redline.core.errors import UserError
-from redline.core.records import Spec
-from redline.envs import Rules, load_game, make_rules
+from redline.envs import load_game, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.run.plan import Plan
 from redline.run.progress import quantity
@@ -38,355 +31,226 @@ from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.tools.bench_options import BenchRequest
+from redline.tools.bench_peers import TRANSPORT_PROCESSES, sb3_frames, train_over_gymnasium, transport
 
-_FAST = "gym:CartPole-v1"
-_START = 12.0  # seconds after which workers begin, all at once
-_LANES, _RING_ROWS, _TRANSPORTERS = 8, 256, 2  # of what carries transitions
+_DEFAULT_ENV = "gym:CartPole-v1"  # measured where a tensor game was requested
+_PEER_ALGO = "ppo"  # the algorithm that SB3 can be compared with
+_START = 12.0  # seconds after which worker processes begin, all at once
 
 
-def bench_collect(wanted: BenchRequest, out: TextIO) -> dict[str, Any]:
-    """Frames a second: what the environments could play, and what they play in training."""
-    env = wanted.env if load_game(wanted.env).ON_CPU else _FAST
-    algo = "ppo" if wanted.algo == "dqn" else wanted.algo  # SB3's is beside it
-    games, seconds, actors = wanted.games, wanted.seconds, wanted.actors
+def bench_collect(request: BenchRequest, out: TextIO) -> dict[str, Any]:
+    """Print a table of frames per second, alone and in training, and return its figures."""
+    settings, cores = _settings(request)
+    plan = resolve(settings)
+    actors, seconds = plan.actors, request.seconds
+    table = _Table(plan, cores, seconds, out)
+    table.row(
+        "bare",
+        f"environments alone, {cores} processes and nothing else",
+        lambda: {
+            "frames": measure_envs(plan, cores, seconds, preprocessed=False),
+            "of_actors": measure_envs(plan, actors, seconds, preprocessed=False),
+        },
+    )
+    table.ceiling = table.record["bare"]["of_actors"]
+    table.print_rate("the same with as many processes as actors: the ceiling", table.ceiling)
+    table.row(
+        "treated",
+        "environments with preprocessing, as many processes",
+        lambda: measure_envs(plan, actors, seconds, preprocessed=True),
+    )
+    for processes in dict.fromkeys((actors, cores)):
+        for inference, where in (("central", "centrally"), ("actors", "in them")):
+            label = f"training, {processes} actor{'s' * (processes > 1)}, actions chosen {where}"
+            variant = replace(settings, inference=inference, actors=processes)
+            table.row(f"{inference}_{processes}", label, functools.partial(train, variant, seconds))
+    alone = replace(settings, actors=0)
+    table.row("in_step", "training in one process", functools.partial(train, alone, seconds))
+    label = "the same learner over Gymnasium's AsyncVectorEnv"
+    table.row(
+        "gymnasium", label, lambda: train_over_gymnasium(Session(resolve(alone), _warn), measure_training, seconds)
+    )
+    if plan.settings.algo == _PEER_ALGO:
+        table.row("sb3", "SB3's PPO over SubprocVecEnv", functools.partial(sb3_frames, plan, seconds))
+    table.transport(min(seconds, 5.0))
+    return table.record
+
+
+def _settings(request: BenchRequest) -> tuple[Settings, int]:
+    """Return the settings to train with and the number of cores."""
+    env = request.env if load_game(request.env).ON_CPU else _DEFAULT_ENV
     settings = Settings(
         env=env,
-        algo=algo,
-        num_envs=games[0] if len(games) == 1 else None,
-        device=wanted.device,
-        precision=wanted.precision,
-        compile=wanted.compile,
-        backplay=0.0,  # whole games, as the others play
-        env_options=dict(wanted.env_options),
-        algo_options=dict(wanted.algo_options),
+        algo=_PEER_ALGO if request.algo == BenchRequest.algo else request.algo,
+        num_envs=request.games[0] if len(request.games) == 1 else None,
+        device=request.device,
+        precision=request.precision,
+        compile=request.compile,
+        backplay=0.0,  # whole episodes, as the peers play
+        env_options=dict(request.env_options),
+        algo_options=dict(request.algo_options),
     )
     cores = resolve(settings).hardware.cores
-    own = max(1, cores - 1) if actors is None else actors
-    settings = Settings(**(vars(settings) | {"actors": own}))
-    plan = resolve(settings)
-    skip, num_envs = plan.rules.config.frame_skip, plan.num_envs
-    print(
-        f"{env}: frames/s, {num_envs} environments, {own} of {cores} cores play, {skip} frames a step, {algo} on {plan.device}",
-        file=out,
-    )
-    record: dict[str, Any] = {
-        "env": env,
-        "algo": algo,
-        "envs": num_envs,
-        "actors": own,
-        "frame_skip": skip,
-        "seconds": seconds,
-    }
+    actors = max(1, cores - 1) if request.actors is None else request.actors
+    return replace(settings, actors=actors), cores
 
-    def show(name: str, what: str, measure: Callable[[], Any]) -> None:
-        print(f"  {what:<58}", end="", file=out, flush=True)
-        try:
-            record[name] = measure()
-        except ImportError as error:
-            record[name] = None
-            print(f"{'-':>10}  ({error})", file=out, flush=True)
-            return
-        rate = record[name]["frames"] if isinstance(record[name], dict) else record[name]
-        ceiling = record["bare"]["of_actors"] if isinstance(record.get("bare"), dict) else None
-        fraction = f"  {100 * rate / ceiling:5.1f} % of the ceiling" if ceiling and name != "bare" else ""
-        print(f"{quantity(rate):>10}{fraction}", file=out, flush=True)
 
-    def bare() -> dict[str, float]:
-        return {
-            "frames": alone(plan, cores, seconds, treated=False),
-            "of_actors": alone(plan, own, seconds, treated=False),
+class _Table:
+    """Measures and prints rows, and keeps their figures in `record`."""
+
+    def __init__(self, plan: Plan, cores: int, seconds: float, out: TextIO) -> None:
+        self.out, self.ceiling = out, 0.0
+        settings, skip = plan.settings, plan.rules.config.frame_skip
+        self.record: dict[str, Any] = {
+            "env": settings.env,
+            "algo": settings.algo,
+            "envs": plan.num_envs,
+            "actors": plan.actors,
+            "frame_skip": skip,
+            "seconds": seconds,
         }
+        print(
+            f"{settings.env}: {plan.num_envs} environments on {plan.actors} of {cores} cores, {skip} frames a step, "
+            f"{settings.algo} on {plan.device}\n  {'':<58}{'frames/s':>10}  {'of the ceiling':>14}",
+            file=out,
+        )
 
-    show("bare", f"environments alone, {cores} processes and nothing else", bare)
-    print(
-        f"  {'the same, as many processes as actors: the ceiling':<58}{quantity(record['bare']['of_actors']):>10}",
-        file=out,
-    )
-    show("treated", "environments as they are seen, as many processes", lambda: alone(plan, own, seconds, treated=True))
-    for processes in dict.fromkeys((own, cores)):
-        for inference in ("central", "actors"):
-            where = "centrally" if inference == "central" else "in them"
-            asked = Settings(**(vars(settings) | {"inference": inference, "actors": processes}))
-            told = f"training, {processes} actor{'s' * (processes > 1)}, actions chosen {where}"
-            show(f"{inference}_{processes}", told, functools.partial(training, asked, seconds))
-    show("in_step", "training in step, all in one process", functools.partial(in_step, settings, seconds))
-    show(
-        "gymnasium",
-        "the same learner over Gymnasium's AsyncVectorEnv",
-        functools.partial(gymnasiums, settings, seconds),
-    )
-    if algo == "ppo":
-        show("sb3", "SB3's PPO over SubprocVecEnv", functools.partial(sb3s, plan, seconds))
-    record["transport"] = transport(min(seconds, 5.0))
-    rings, queue = record["transport"]["rings"], record["transport"]["queue"]
-    print(
-        f"  transitions/s from {_TRANSPORTERS} processes: rings {quantity(rings)}, queue {quantity(queue)} ",
-        end="",
-        file=out,
-    )
-    print(f"({rings / queue:.0f} times)", file=out, flush=True)
-    return record
+    def row(self, name: str, label: str, measure: Callable[[], Any]) -> None:
+        """Measure a number of frames per second, or a dict with it and other figures, and print it."""
+        print(f"  {label:<58}", end="", file=self.out, flush=True)
+        try:
+            self.record[name] = measure()
+        except ImportError as error:
+            self.record[name] = None
+            print(f"{'-':>10}  ({error})", file=self.out, flush=True)
+            return
+        figures = self.record[name]
+        rate = figures["frames"] if isinstance(figures, Mapping) else figures
+        percent = f"  {rate / self.ceiling:>14.1%}" if self.ceiling else ""
+        print(f"{quantity(rate):>10}{percent}", file=self.out, flush=True)
+
+    def print_rate(self, label: str, rate: float) -> None:
+        print(f"  {label:<58}{quantity(rate):>10}", file=self.out, flush=True)
+
+    def transport(self, seconds: float) -> None:
+        """Measure and print the transports of transitions."""
+        self.record["transport"] = rates = transport(seconds)
+        times = rates["rings"] / rates["queue"]
+        print(f"\n  Transport from {TRANSPORT_PROCESSES} processes{'transitions/s':>38}", file=self.out)
+        self.print_rate(f"shared rings ({times:.0f} times the queue)", rates["rings"])
+        self.print_rate("multiprocessing queue", rates["queue"])
 
 
 # ----------------------------------------------------------------------------------------------- environments alone
 
 
-def alone(plan: Plan, processes: int, seconds: float, treated: bool) -> float:
-    """Frames a second of so many processes with the run's environments and random actions; `treated`: as an agent sees them."""
-    num_envs = -(-plan.num_envs // max(plan.actors, 1))
-    job = {"env": plan.settings.env, "options": vars(plan.rules.config), "time_limit": plan.rules.time_limit}
-    job |= {"num_envs": num_envs, "treated": treated, "seconds": seconds, "begin": time.time() + _START}
-    words = [sys.executable, "-m", __name__]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+def measure_envs(plan: Plan, processes: int, seconds: float, preprocessed: bool) -> float:
+    """Return frames per second of `processes` that each play an actor's environments with random actions."""
+    job = {
+        "env": plan.settings.env,
+        "options": vars(plan.rules.config),
+        "time_limit": plan.rules.time_limit,
+        "num_envs": -(-plan.num_envs // max(plan.actors, 1)),
+        "preprocessed": preprocessed,
+        "seconds": seconds,
+        "begin": time.time() + _START,
     }
-    started = []
-    for number in range(processes):
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        assert process.stdin
-        process.stdin.write(json.dumps(job | {"seed": number}))
-        process.stdin.close()
-        started.append(process)
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    workers = []
+    for seed in range(processes):
+        worker = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert worker.stdin
+        worker.stdin.write(json.dumps(job | {"seed": seed}))
+        worker.stdin.close()
+        workers.append(worker)
     rates = []
-    for process in started:
-        assert process.stdout
-        said = process.stdout.read().split()
-        if process.wait():
-            raise UserError(f"{plan.settings.env} cannot be played alone; what it said stands above.")
-        rates.append(float(said[-1]))
+    for worker in workers:
+        assert worker.stdout
+        output = worker.stdout.read().split()
+        if worker.wait():
+            raise UserError(f"{plan.settings.env} cannot be played in a process of its own; its message is above.")
+        rates.append(float(output[-1]))
     return sum(rates)
 
 
-def _play_alone(job: dict[str, Any]) -> float:
+def _play(job: dict[str, Any]) -> float:
+    """Return frames per second of the environments of a job, in this process."""
     torch.set_num_threads(1)
     rules = make_rules(job["env"], job["options"], job["time_limit"])
-    skip = rules.config.frame_skip
-    rng = np.random.default_rng(job["seed"])
-    if job["treated"]:
-        envs = GymEnvs(rules.game, rules.config, job["num_envs"], rules.time_limit)
-        envs.reset(job["seed"])
-        choices = rules.game.spec(rules.config).num_actions
-        step, frames = (lambda: envs.step(rng.integers(choices, size=job["num_envs"]))), skip * job["num_envs"]
-    else:
-        bare = [rules.game.open(rules.config) for _ in range(job["num_envs"])]  # type: ignore[attr-defined]
-        for env in bare:
-            env.reset(seed=job["seed"])
-        held = [0] * len(bare)
-
-        def step() -> None:
-            for env_index, env in enumerate(bare):
-                held[env_index] = int(env.action_space.sample())
-                for _ in range(skip):
-                    _, _, terminated, truncated, _ = env.step(held[env_index])
-                    if terminated or truncated:
-                        env.reset()
-
-        frames = skip * job["num_envs"]
+    step = _preprocessed_step(rules, job) if job["preprocessed"] else _bare_step(rules, job)
     step()
     if time.time() > job["begin"]:
         print(f"late by {time.time() - job['begin']:.1f} s", file=sys.stderr)
     time.sleep(max(0.0, job["begin"] - time.time()))
-    began, rows, seconds = time.perf_counter(), 0, float(job["seconds"])
+    began, steps, seconds = time.perf_counter(), 0, float(job["seconds"])
     while time.perf_counter() - began < seconds:
         step()
-        rows += 1
-    return float(rows * frames / (time.perf_counter() - began))
+        steps += 1
+    return float(steps * rules.config.frame_skip * job["num_envs"] / (time.perf_counter() - began))
+
+
+def _preprocessed_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
+    """Return a function that steps the environments as an agent sees them."""
+    envs = GymEnvs(rules.game, rules.config, job["num_envs"], rules.time_limit)
+    envs.reset(job["seed"])
+    rng, num_actions = np.random.default_rng(job["seed"]), rules.game.spec(rules.config).num_actions
+    return lambda: envs.step(rng.integers(num_actions, size=job["num_envs"]))
+
+
+def _bare_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
+    """Return a function that steps the environments as they are, repeating each action as the agent's would be."""
+    envs = [rules.game.open(rules.config) for _ in range(job["num_envs"])]
+    for env in envs:
+        env.reset(seed=job["seed"])
+
+    def step() -> None:
+        for env in envs:
+            action = int(env.action_space.sample())
+            for _ in range(rules.config.frame_skip):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+
+    return step
 
 
 # -------------------------------------------------------------------------------------------------------- training
 
 
-def training(settings: Settings, seconds: float) -> dict[str, float]:
-    """Frames a second in training, and how collecting went."""
-    session = Session(resolve(settings), _complain)
+def train(settings: Settings, seconds: float) -> dict[str, float]:
+    """Return frames per second in training, and the metrics of collection."""
+    session = Session(resolve(settings), _warn)
     try:
-        return _measured(session, seconds)
+        return measure_training(session, seconds)
     finally:
         session.close()
 
 
-def _measured(session: Session, seconds: float) -> dict[str, float]:
-    """Over whole iterations, after two. Of actors what they played counts: the learner takes it in large pieces."""
+def measure_training(session: Session, seconds: float) -> dict[str, float]:
+    """Measure whole iterations after two of warm-up. Of actors, count the frames played: the learner reads them in batches."""
 
     def played() -> int:
         collector = session.collector
-        if isinstance(collector, ActorCollector):
-            return collector.env_steps_played
-        return session.env_steps
+        return collector.env_steps_played if isinstance(collector, ActorCollector) else session.env_steps
 
     session.iterate(2)
     session.read_metrics(0)
     began, before = time.perf_counter(), played()
     while (spent := time.perf_counter() - began) < seconds:
         session.iterate(1)
-    found = {"frames": (played() - before) * session.plan.rules.config.frame_skip / spent}
-    return found | session.read_metrics(0)
+    frames = (played() - before) * session.plan.rules.config.frame_skip / spent
+    return {"frames": frames} | session.read_metrics(0)
 
 
-def in_step(settings: Settings, seconds: float) -> dict[str, float]:
-    """Without actors."""
-    return training(Settings(**(vars(settings) | {"actors": 0})), seconds)
-
-
-def gymnasiums(settings: Settings, seconds: float) -> dict[str, float]:
-    """The same learner in step with environments in the processes of Gymnasium's vector environment."""
-    session = Session(resolve(Settings(**(vars(settings) | {"actors": 0}))), _complain)
-    session.collector.close()
-    plan = session.plan
-    try:
-        envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
-        session.collector = SyncCollector(plan.rules, session.learner, envs, plan.device, session._fast)
-        return _measured(session, seconds)
-    finally:
-        session.close()
-
-
-class _GymnasiumEnvs:
-    """AsyncVectorEnv as HostEnvs is read: same-step autoreset, so that it is comparable."""
-
-    def __init__(self, rules: Rules, num_envs: int) -> None:
-        mode = gymnasium.vector.AutoresetMode.SAME_STEP
-        make = functools.partial(rules.game.make, rules.config)  # type: ignore[attr-defined]
-        self.vector = gymnasium.vector.AsyncVectorEnv([make] * num_envs, shared_memory=True, autoreset_mode=mode)
-        self.envs = [None] * num_envs
-        self.obs, _ = self.vector.reset(seed=0)
-        self.final_obs = self.obs.copy()
-        none = np.zeros(num_envs)
-        self.reward = none.astype(np.float32)
-        self.terminated = self.truncated = self.episode_over = self.lost = self.won = none.astype(bool)
-        self.score = self.length = self.episode_return = none
-
-    def step(self, actions: np.ndarray[Any, Any]) -> None:
-        self.obs, reward, self.terminated, self.truncated, info = self.vector.step(actions)
-        self.reward = reward.astype(np.float32)
-        self.final_obs[:] = self.obs
-        for env_index in np.flatnonzero(info.get("_final_obs", ())):
-            self.final_obs[env_index] = info["final_obs"][env_index]
-
-    def close(self) -> None:
-        self.vector.close()
-
-
-def sb3s(plan: Plan, seconds: float) -> float:
-    """SB3's PPO with as many environments, steps and epochs; a process for each environment."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # old Gym, where it is installed, greets whoever imports it
-            from stable_baselines3 import PPO
-            from stable_baselines3.common.callbacks import BaseCallback
-            from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
-    except ImportError as error:
-        raise ImportError("pip install 'redline[sb3]'") from error
-
-    rules, config = plan.rules, plan.algo_config
-    make = functools.partial(rules.game.make, rules.config)  # type: ignore[attr-defined]
-    vector: Any = SubprocVecEnv([make] * plan.num_envs, start_method="fork")
-    image = len(rules.game.spec(rules.config).obs_shape) == 3
-    if rules.config.stack > 1:
-        vector = VecFrameStack(vector, rules.config.stack, channels_order="first" if image else "last")
-    model = PPO(
-        "CnnPolicy" if image else "MlpPolicy",
-        vector,
-        n_steps=config.rollout_steps,
-        batch_size=config.batch_size,
-        n_epochs=config.epochs,
-        device=str(plan.device),
-        policy_kwargs={} if image else {"net_arch": list(config.hidden)},
-    )
-
-    class Clock(BaseCallback):
-        """Times whole rollouts with their updates, after one."""
-
-        began, steps = 0.0, 0
-
-        def _on_rollout_start(self) -> None:
-            now = time.perf_counter()
-            if self.num_timesteps == config.rollout_steps * plan.num_envs:
-                self.began, self.steps = now, self.num_timesteps
-            elif self.began:
-                self.rate = (self.num_timesteps - self.steps) / (now - self.began)
-                self.done = now - self.began >= seconds
-
-        def _on_step(self) -> bool:
-            return not getattr(self, "done", False)
-
-    clock = Clock()
-    model.learn(10**9, callback=clock)
-    vector.close()
-    return float(clock.rate * rules.config.frame_skip)
-
-
-# ------------------------------------------------------------------------------------------------------- transport
-
-
-def transport(seconds: float) -> dict[str, float]:
-    """Transitions a second of CartPole's shape from two processes to this one, through rings and through a queue."""
-    spec = Spec((4,), torch.float32, (1.0,) * 4, 1.0, 2, "return")
-    plan = SharedRingSpec(SharedLayout(row_fields(spec, _LANES, ("value", "logp"))), _RING_ROWS)
-    size = plan.layout.bytes
-    memory = Memory.create(_TRANSPORTERS * size)
-    rings = [SharedRing(memory, number * size, plan) for number in range(_TRANSPORTERS)]
-    into = {k: np.zeros((_RING_ROWS, *shape), dtype) for k, (shape, dtype) in plan.row.fields.items()}
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write_rows, args=(ring,), daemon=True) for ring in rings]
-
-    def take() -> int:
-        return sum(ring.take(_RING_ROWS, into) for ring in rings) * _LANES
-
-    carried = _carried(writers, take, seconds)
-    queue: Any = context.Queue(_RING_ROWS * _LANES)
-    putters = [context.Process(target=_put_transitions, args=(queue,), daemon=True) for _ in range(_TRANSPORTERS)]
-
-    def get() -> int:
-        queue.get()
-        return 1
-
-    queued = _carried(putters, get, seconds)
-    memory.close()
-    return {"rings": carried, "queue": queued}
-
-
-def _carried(processes: list[Any], take: Callable[[], int], seconds: float) -> float:
-    for process in processes:
-        process.start()
-    while not take():  # until they have begun
-        pass
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        count += take()
-    rate = count / (time.perf_counter() - began)
-    for process in processes:
-        process.kill()
-        process.join()
-    return rate
-
-
-def _write_rows(ring: SharedRing) -> None:
-    """Rows of CartPole as an actor writes them, for ever."""
-    values = {k: np.ones(shape, dtype) for k, (shape, dtype) in ring.spec.row.fields.items()}
-    while True:
-        row = ring.open()
-        if row is None:
-            time.sleep(0)
-            continue
-        for name, value in values.items():
-            row[name][...] = value
-        ring.commit()
-
-
-def _put_transitions(queue: Any) -> None:
-    """The same, a transition at a time, as is usual."""
-    obs, final = np.ones(4, np.float32), np.ones(4, np.float32)
-    while True:
-        queue.put((obs, 1, final, 1.0, False, False, 0.5, -0.7))
-
-
-def _complain(text: str) -> None:
+def _warn(text: str) -> None:
     print(f"\n{text}", file=sys.stderr)
 
 
 if __name__ == "__main__":
     try:
-        print(_play_alone(json.loads(sys.stdin.read())))
+        print(_play(json.loads(sys.stdin.read())))
     except UserError as error:
         sys.exit(str(error))
