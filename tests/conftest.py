@@ -1,46 +1,38 @@
-"""What the tests share: every game, and every way of playing it, taken from the registry."""
+"""Shared fixtures: every game of the registry, and every way of playing it."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
-from redline import games
+from redline import games, testing
+from redline.testing import Variant
 
-torch.set_num_threads(1)  # the tensors here are too small to share out
+torch.set_num_threads(1)  # the tensors here are too small for more
 settings.register_profile("redline", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("redline")
 
 
-class Variant(NamedTuple):
-    """A game and the settings that differ from its own."""
-
-    game: str
-    options: dict[str, Any]
-    label: str
-
-
 def variants(name: str) -> list[Variant]:
-    """The game as it comes, and with each alternative of its choices."""
-    config = games.load(name).Config
-    found = [Variant(name, {}, "")]
-    for option, kind in get_type_hints(config).items():
-        if get_origin(kind) is Literal:
-            default = getattr(config(), option)
-            found += [Variant(name, {option: other}, f"-{other}") for other in get_args(kind) if other != default]
-    return found
+    """Return the game as it comes, and with each alternative of its choices."""
+    return testing.variants(name, games.load(name).Config)
 
 
 def odd_rewards(name: str) -> Variant:
-    """The game with rewards that no binary fraction can hold: their sums show every difference in rounding."""
-    fields = [field for field in dataclasses.fields(games.load(name).Config) if field.name.startswith("reward_")]
-    return Variant(name, {field.name: field.default + 0.1 for field in fields}, "-rewards")
+    """Return the game with rewards that are no binary fractions: their sums show every difference in rounding."""
+    return testing.odd_rewards(name, games.load(name).Config)
+
+
+def variant_id(variant: Variant) -> str:
+    """Return the game's name and the choice, as `snake-centred`."""
+    if variant.label == "odd rewards":
+        return f"{variant.game}-rewards"
+    return "-".join([variant.game, *map(str, variant.options.values())])
 
 
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")  # written by `pytest --write-slow-tests`
@@ -76,18 +68,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `game_name`, `variant` or `any_variant` (odd rewards too) runs for all there are."""
+    """Run tests with a parameter `game_name`, `variant` or `any_variant` (odd rewards too) for all of them."""
     if "game_name" in metafunc.fixturenames:
         metafunc.parametrize("game_name", games.names())
     every = [variant for name in games.names() for variant in variants(name)]
     for fixture, chosen in (("variant", every), ("any_variant", [*every, *map(odd_rewards, games.names())])):
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, chosen, ids=lambda variant: variant.game + variant.label)
+            metafunc.parametrize(fixture, chosen, ids=variant_id)
 
 
 @pytest.fixture
 def looks_uniform() -> Callable[[torch.Tensor], bool]:
-    """Chi-square of counts that should be equal: no farther from what chance gives than five standard deviations."""
+    """Return a test that counts are uniform: chi-square within five standard deviations of its mean."""
 
     def plausible(counts: torch.Tensor) -> bool:
         expected, free = counts.double().mean(), counts.numel() - 1

@@ -24,6 +24,7 @@ from redline.testing.play import (
     compare,
     describe_place,
     first_environment,
+    flat_record,
     legal_actions,
     play,
     take_rows,
@@ -97,6 +98,9 @@ def check_independence(rules: Rules) -> None:
         [take_rows(record, ~other) for record in theirs],
         "A game changes with the actions of another",
     )
+    others = [[take_rows(record, other) for record in records] for records in (ours, theirs)]
+    if all(map(torch.equal, flat_record(others[0][-1]).values(), flat_record(others[1][-1]).values())):
+        raise Broken("step ignores its actions: other actions lead to the same games.")
 
 
 def check_indices(rules: Rules) -> None:

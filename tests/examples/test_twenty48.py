@@ -1,0 +1,64 @@
+"""examples/twenty48: a game outside the package keeps the contract, equals its oracle, brings its recipe and trains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import redline
+from redline import games, oracles, recipes
+from redline.testing import check_game
+
+FOLDER = Path(__file__).parents[2] / "examples" / "twenty48"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(FOLDER)
+    yield
+    for name in ("twenty48", "twenty48_oracle", "twenty48_recipe"):
+        sys.modules.pop(name, None)
+    games.registry.refresh()
+    oracles.registry.refresh()
+    recipes.refresh()
+
+
+def test_it_keeps_the_contract() -> None:
+    report = check_game("twenty48", oracle="twenty48_oracle")
+    assert report.ok, report
+    assert "ok     oracle" in report.lines()
+
+
+@pytest.mark.parametrize(
+    ("row", "after", "points"),
+    [
+        ([1, 1, 1, 1], [2, 2, 0, 0], 8),
+        ([0, 1, 0, 1], [2, 0, 0, 0], 4),
+        ([1, 1, 2, 0], [2, 2, 0, 0], 4),
+        ([3, 0, 0, 3], [4, 0, 0, 0], 16),
+        ([1, 2, 1, 2], [1, 2, 1, 2], 0),
+    ],
+)
+def test_rows_slid_by_hand(row: list[int], after: list[int], points: int) -> None:
+    game = games.load("twenty48").module
+    board = torch.zeros(1, 4, 4, dtype=torch.int8)
+    board[0, 1] = torch.tensor(row)
+    slid, scored = game._slide(board, torch.tensor([3]))
+    assert slid[0, 1].tolist() == after
+    assert scored.tolist() == [points]
+    turned, _ = game._slide(board.transpose(1, 2), torch.tensor([0]))
+    assert turned[0, :, 1].tolist() == after
+
+
+def test_it_trains_with_its_recipe(tmp_path: Path) -> None:
+    assert recipes.find(games.load("twenty48").name).name == "twenty48_recipe"
+    options = {"hidden": (16,), "rollout_steps": 8}
+    run = redline.train(
+        "twenty48", algo="ppo", steps=1024, num_envs=16, device="cpu", compile=False, run_dir=str(tmp_path / "run"),
+        eval_episodes=4, algo_options=options,
+    )  # fmt: skip
+    assert redline.evaluate(run, episodes=4, max_steps=500)["score_mean"] > 0
