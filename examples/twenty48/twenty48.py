@@ -51,7 +51,8 @@ def spec(config: Config) -> Spec:
     """Describe observations and actions."""
     del config
     scale = (1.0,) * (EXPONENTS + 2)
-    return Spec((EXPONENTS + 2, 4, 4), torch.uint8, scale, 1, num_actions=4, score_name="points", masked=True)
+    shape = (EXPONENTS + 2, 4, 4)
+    return Spec(shape, torch.uint8, scale, 1, num_actions=4, score_name="points", masked=True, winnable=False)
 
 
 def init(config: Config, key: Tensor) -> State:

@@ -43,7 +43,7 @@ def follows_the_neighbour(config: Any, state: Any, action: Any) -> Any:
 
 
 def indexes(config: Any, state: Any, action: Any) -> Any:
-    return toy_game.step(config, state, torch.arange(2)[action])
+    return toy_game.step(config, state, torch.arange(2)[action.to(torch.int64)])
 
 
 def draws(config: Any, state: Any, action: Any) -> Any:
