@@ -1,6 +1,6 @@
 """One game at a time for Gymnasium's single environments: played by the plain-Python oracle, or as a batch of one.
 
-A batch of one spends its time on launching operations: the oracle plays Snake more than twenty times as fast. Both play
+A batch of one spends its time on launching operations: the oracle is about forty times as fast. Both play
 the same trajectories bit for bit; the tensor game is used where there is no oracle, on a GPU, and for afterstates.
 """
 

@@ -1,0 +1,82 @@
+"""A training loop of your own on `redline.make`: one-step Q-learning over thousands of Snake games at once.
+
+    python examples/own_training_loop.py --device cuda --num-envs 4096 --steps 5000
+
+Everything stays on one device: observations, actions and rewards are tensors, and nothing waits for the host between
+two log lines. There is no replay memory: with many games in parallel one step is a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import redline
+
+GAMMA = 0.98
+
+
+def q_network(env: redline.Env) -> nn.Module:
+    """Return a network from observations (N, planes, H, W) to action values (N, A)."""
+    planes, height, width = env.spec.obs_shape
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(planes * height * width, 256),
+        nn.LayerNorm(256),
+        nn.ReLU(),
+        nn.Linear(256, env.spec.num_actions),
+    )
+
+
+def scaled(env: redline.Env, obs: torch.Tensor) -> torch.Tensor:
+    """Return observations as float32 of about unit size: `obs_scale` has a factor for each plane."""
+    return obs.float() * torch.tensor(env.spec.obs_scale, device=obs.device).view(-1, 1, 1)
+
+
+def train(num_envs: int, steps: int, device: str, seed: int = 0) -> tuple[float, float]:
+    """Train for `steps` steps of all games; return the mean score of the first and of the last tenth of training."""
+    torch.manual_seed(seed)
+    env = redline.make("snake", num_envs, device, seed, width=6, height=6)
+    net = q_network(env).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    scores = torch.zeros(10, device=device)  # sums over the episodes that ended in each tenth of training
+    episodes = torch.zeros(10, device=device)
+
+    obs = scaled(env, env.reset())
+    for step in range(steps):
+        epsilon = max(0.05, 1 - 2 * step / steps)
+        values = net(obs)
+        random_action = torch.randint(env.spec.num_actions, (num_envs,), device=device)
+        explore = torch.rand(num_envs, device=device) < epsilon
+        action = torch.where(explore, random_action, values.argmax(1))
+
+        result = env.step(action)
+        # A truncated episode goes on without us: bootstrap from its final observation. A terminated one is worth nothing.
+        with torch.no_grad():
+            next_value = net(scaled(env, result.final_obs)).max(1).values
+        target = result.reward + GAMMA * next_value * ~result.terminated
+        loss = F.smooth_l1_loss(values.gather(1, action.unsqueeze(1)).squeeze(1), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        obs = scaled(env, result.obs)
+
+        ended, tenth = result.terminated | result.truncated, 10 * step // steps
+        scores[tenth] += (result.episode.score * ended).sum()
+        episodes[tenth] += ended.sum()
+        if (step + 1) % max(1, steps // 10) == 0:
+            print(f"step {step + 1}: {scores[tenth] / episodes[tenth].clamp(min=1):.2f} foods per game")
+    means = (scores / episodes.clamp(min=1)).tolist()
+    return means[0], means[-1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    train(arguments.num_envs, arguments.steps, arguments.device)
