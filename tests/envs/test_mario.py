@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -291,7 +292,7 @@ def test_only_what_was_lost_is_practised(old: None) -> None:
 def test_practice_can_be_asked_for(old: None) -> None:
     del old
     assert resolve(Settings("mario", device="cpu", backplay=0.7)).backplay == 0.7
-    with pytest.raises(UserError, match=r"retry is 0\.5, but gym:CartPole-v1 cannot go back"):
+    with pytest.raises(UserError, match=r"backplay is 0\.5, but gym:CartPole-v1 cannot restore"):
         resolve(Settings("gym:CartPole-v1", device="cpu", backplay=0.5))
 
 
@@ -419,7 +420,7 @@ def test_it_is_trained_from_the_command_line(
         cli.main(f"train mario:1-2 {TINY} --steps 384 --env.patience 60".split())
     text = capsys.readouterr().out
     assert "won " in text
-    assert "redline watch" not in text
+    assert "redline watch" in text
 
 
 def test_without_the_package_it_says_what_to_install(
@@ -448,11 +449,11 @@ def test_what_cannot_be_imported_says_why(old: None, monkeypatch: pytest.MonkeyP
 def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["list"])
     out = capsys.readouterr().out
-    assert "  gym:ID     Any environment of Gymnasium" in out
-    assert "  mario:W-S  Super Mario Bros., level 1-1" in out
-    cli.run(["train", "--help"])
+    assert re.search(r"gym:ID +Any Gymnasium environment", out)
+    assert re.search(r"mario:W-S +Super Mario Bros., level 1-1", out)
+    cli.run(["train", "mario", "--help"])
     out = capsys.readouterr().out
-    assert "--env.patience           [1200] env (mario:W-S)" in out
+    assert re.search(r"--env.patience N .*\[1200\]", out)
     assert out.count("--env.sticky") == 1
     with pytest.raises(UserError, match=r"There is no game 'maro'; did you mean 'mario'\? Games: .*mario:W-S"):
         load_game("maro")

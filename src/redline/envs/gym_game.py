@@ -1,8 +1,8 @@
-"""GymGame: a Gymnasium environment in the place of a game, as gym:CartPole-v1; its options, State and spec.
+"""Any Gymnasium environment with discrete actions, as gym:CartPole-v1: its options, State and spec in the place of a game.
 
 Only a CPU can step such an environment (`gym_envs.GymEnvs`). For learners it is a game whose State is its observation.
-`gym:ID` names a registered environment with discrete actions, `gym:module:ID` imports the module first. Other kinds of
-CPU environment derive from GymGame.
+`gym:ID` names a registered environment, `gym:module:ID` imports the module first. Other kinds of CPU environment derive
+from GymGame.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class GymConfig:
     reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
     timeout: float = 60.0  # seconds after which a step in another process is taken to hang
     restarts: int = 20  # failed actors that are replaced before the run stops
-    kwargs: dict[str, Any] = field(
-        default_factory=dict, hash=False
-    )  # constructor arguments, as --env.kwargs.NAME VALUE
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # constructor arguments
 
     def __post_init__(self) -> None:
         for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("restarts", 0)):
