@@ -27,7 +27,7 @@ from redline.cli.command import COMMANDS, by_position, own_options
 from redline.cli.commands.train import closing_lines
 from redline.cli.parse import parse, split
 from redline.core.errors import UserError
-from redline.run import evaluate, resolve, session, settings
+from redline.run import evaluate_tensor_games, resolve, session, settings
 
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (
@@ -232,7 +232,7 @@ def test_eval_as_at_the_end_of_training(trained: tuple[Path, Output], run: str) 
 def test_eval_shows_progress_on_a_terminal_only(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("eval", run, "--episodes", "6", "--json").err == ""
     monkeypatch.setattr(Stream, "terminal", True)
-    monkeypatch.setattr(evaluate, "_LOOK_EVERY", 4)
+    monkeypatch.setattr(evaluate_tensor_games, "_LOOK_EVERY", 4)
     assert "6 of 6 games" in call("eval", run, "--episodes", "6", "--json").err
 
 

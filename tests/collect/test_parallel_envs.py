@@ -23,7 +23,7 @@ from redline.core.errors import UserError
 from redline.envs import Rules, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymGame
-from redline.run import evaluate
+from redline.run import evaluate, evaluate_cpu_envs
 
 CPU = torch.device("cpu")
 HERE = str(Path(__file__).parent)
@@ -73,7 +73,7 @@ def test_it_does_not_matter_how_many_play(monkeypatch: pytest.MonkeyPatch, max_s
             made.append(processes)
             super().__init__(rules, count, time_limit, processes=3)  # shares of 5, 5 and 6 environments
 
-    monkeypatch.setattr(evaluate, "ParallelEnvs", Counted)
+    monkeypatch.setattr(evaluate_cpu_envs, "ParallelEnvs", Counted)
     monkeypatch.setattr(evaluate.hardware, "detect", lambda _: type("Machine", (), {"cores": 4}))
     together = evaluate.evaluate(rules, leaning, 20, CPU, seed=3, max_steps=max_steps)
     assert made == [4]
@@ -176,7 +176,7 @@ def test_where_no_process_can_make_it_this_one_plays(monkeypatch: pytest.MonkeyP
 
 
 def test_fast_environments_are_played_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "ParallelEnvs", pytest.fail)
+    monkeypatch.setattr(evaluate_cpu_envs, "ParallelEnvs", pytest.fail)
     evaluate.evaluate(make_rules("gym:CartPole-v1"), leaning, 4, CPU)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from redline import envs
-from redline.run import evaluate as module
-from redline.run.evaluate import drawn, evaluate
+from redline.run import evaluate_tensor_games as module
+from redline.run.evaluate import evaluate, sampled
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
@@ -58,8 +58,8 @@ def test_drawn_games_are_those_of_the_cpu(compiled: bool, graph: bool, monkeypat
     torch.compiler.reset()
     monkeypatch.setattr(module, "_COMPILE_AFTER", 32)
     rules, cpu = envs.make_rules("snake", SMALL), torch.device("cpu")
-    expected = evaluate(rules, drawn(Indifferent(), cpu, 1), 64, cpu, max_steps=20_000)
-    policy = drawn(Indifferent(), CUDA, 1)
+    expected = evaluate(rules, sampled(Indifferent(), cpu, 1), 64, cpu, max_steps=20_000)
+    policy = sampled(Indifferent(), CUDA, 1)
     found = evaluate(rules, policy, 64, CUDA, max_steps=20_000, compile=compiled, graph=graph, notify=pytest.fail)
     assert torch.equal(found.lengths, expected.lengths)
 

@@ -42,6 +42,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(Settings(**vars(SETTINGS) | {"run_dir": str(path)}))
 
 
+def test_act_takes_arrays_and_tensors_single_and_batched(run: Run) -> None:
+    agent = redline.load(run, "cpu")
+    obs = Env(agent.rules, 8, seed=3).reset()
+    expected = agent.policy(obs)
+    assert torch.equal(agent.act(obs), expected)
+    assert agent.act(obs[0]).shape == ()
+    assert agent.act(obs[0]) == expected[0]
+    actions = agent.act(obs.numpy())
+    assert (type(actions).__name__, actions.dtype, actions.tolist()) == ("ndarray", "int64", expected.tolist())
+    one = agent.act(obs[1].numpy())
+    assert type(one) is int
+    assert one == expected[1]
+    with pytest.raises(UserError, match=r"act expects observations of shape .*, got \(3,\)"):
+        agent.act(torch.zeros(3))
+
+
+def test_act_hands_legal_actions_to_the_network(run: Run) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, obs: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
+            values = torch.tensor([0.0, 1.0, 3.0, 2.0]).expand(len(obs), 4)
+            return values if legal is None else values.masked_fill(~legal, -1.0)
+
+    agent = dataclasses.replace(load_agent(run.path, "cpu"), net=Net())
+    obs = Env(agent.rules, 2).reset()
+    assert agent.act(obs[0]) == 2
+    assert agent.act(obs[0].numpy(), legal=[True, True, False, False]) == 1
+    legal = torch.tensor([[True, False, False, True], [True, False, False, False]])
+    assert agent.act(obs, legal).tolist() == [3, 0]
+
+
 def test_the_agent_plays_as_the_learner_does(run: Run) -> None:
     session = Session(resolve(SETTINGS), print)
     found = Checkpoints(run.path).load()

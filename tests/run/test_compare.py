@@ -225,7 +225,7 @@ def test_eval_of_several_runs(paths: list[Path]) -> None:
 def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
     code, out, err = call("eval", str(paths[0]), "--sample")
     assert (code, out) == (2, "")
-    assert err == "redline: sample is set, but dqn has values and no policy to draw from; leave it away.\n"
+    assert err == "redline: sample is set, but dqn learns values and has no policy to sample from; drop --sample.\n"
 
     options: dict[str, Any] = {
         "algo": "ppo",
@@ -235,12 +235,12 @@ def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
     own = [dataclasses.replace(SETTINGS, **options, seed=n, run_dir=str(tmp_path / f"{n}")) for n in range(2)]
     words = ["eval", *(str(train(settings).path) for settings in own), "--episodes", "20", "--device", "cpu"]
     code, out, _ = call(*words, "--sample")
-    assert (code, out.splitlines()[0]) == (0, "2 runs of snake, actions drawn, on the same held-out games")
+    assert (code, out.splitlines()[0]) == (0, "2 runs of snake, sampled actions, on the same held-out games")
     first = ["eval", words[1], *words[3:]]
     (greedy, drawn, again) = (call(*first, *more)[1] for more in ([], ["--sample"], ["--sample"]))
     assert drawn == again
     assert greedy.partition("\n")[2] != drawn.partition("\n")[2]
-    assert (", greedy, after " in greedy, ", actions drawn, after " in drawn) == (True, True)
+    assert (", greedy, after " in greedy, ", sampled actions, after " in drawn) == (True, True)
     same = redline.evaluate(words[1], episodes=20, device="cpu", sample=True)
     assert f" {same['score_mean']:.2f} " in drawn
     assert redline.evaluate(words[1], episodes=20, device="cpu")["actions"] == "greedy"

@@ -14,8 +14,8 @@ from redline import envs, oracles
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 from redline.envs import batch
-from redline.run import evaluate as module
-from redline.run.evaluate import HELD_OUT, Evaluation, drawn, evaluate, evaluate_net, greedy
+from redline.run import evaluate_tensor_games as module
+from redline.run.evaluate import HELD_OUT, Evaluation, evaluate, evaluate_net, greedy, sampled
 
 CPU = torch.device("cpu")
 
@@ -344,7 +344,7 @@ class Logits(torch.nn.Module):
 
 
 def test_actions_are_drawn_with_the_probabilities_of_the_network() -> None:
-    policy, obs = drawn(Logits(), CPU, seed=3), torch.zeros(1000, 1)
+    policy, obs = sampled(Logits(), CPU, seed=3), torch.zeros(1000, 1)
     draws = torch.stack([policy(obs, None) for _ in range(40)])
     shares = torch.bincount(draws.flatten(), minlength=4) / draws.numel()
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.25, 0.125, 0.125]), rtol=0, atol=0.01)
@@ -368,7 +368,7 @@ def test_drawn_games_are_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_COMPILE_AFTER", 32)
     rules, found = small(), []
     for compiled in (False, True):
-        policy = drawn(Logits(), CPU, seed=1)
+        policy = sampled(Logits(), CPU, seed=1)
         found.append(evaluate(rules, policy, 8, CPU, max_steps=2000, compile=compiled, notify=pytest.fail))
     assert torch.equal(found[0].lengths, found[1].lengths)
 

@@ -1,4 +1,4 @@
-"""A trained agent, read from its run folder: for evaluating and watching."""
+"""A trained agent, loaded from its run folder: to act, to evaluate and to watch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,42 @@ from redline.run.run_folder import read_config
 
 @dataclass(frozen=True)
 class Agent:
-    """A greedy policy and the game it was trained on."""
+    """A trained policy and the environment it was trained on. `redline.load(run)` returns one."""
 
-    path: Path
-    config: dict[str, Any]
+    path: Path  # the run folder
+    config: dict[str, Any]  # its config.json
     rules: Rules
-    net: nn.Module
+    net: (
+        nn.Module
+    )  # (N, …) observations, (N, A) bool legal actions or None -> (N, A), the largest for the greedy action
     device: torch.device
-    env_steps: int
+    env_steps: int  # trained with
+
+    def act(self, obs: Any, legal: Any = None) -> Any:
+        """Return the greedy action for an observation, or the actions for a batch of N observations.
+
+        obs: array or tensor on any device, one observation of the environment's `obs_shape` or a batch (N, *obs_shape).
+        legal: bool array or tensor (A,) or (N, A), in environments where actions can be illegal; None: all are legal.
+
+        A tensor gives a tensor, () or (N,) int64 on the device of the agent. Anything else gives numpy: an int for one
+        observation, an array (N,) int64 for a batch.
+        """
+        tensor = torch.as_tensor(obs)
+        shape = self.rules.game.spec(self.rules.config).obs_shape
+        single = tuple(tensor.shape) == shape
+        if not single and tuple(tensor.shape[1:]) != shape:
+            raise UserError(f"act expects observations of shape {shape} or (N, *{shape}), got {tuple(tensor.shape)}.")
+        mask = None if legal is None else torch.as_tensor(legal, dtype=torch.bool)
+        if single:
+            tensor, mask = tensor.unsqueeze(0), None if mask is None else mask.unsqueeze(0)
+        action = self.policy(tensor, mask)
+        action = action[0] if single else action
+        if isinstance(obs, Tensor):
+            return action
+        return int(action) if single else action.cpu().numpy()
 
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Greedy actions (N,) int64; of the legal ones (N, A) in a game where some are not."""
+        """Return the greedy actions (N,) int64 for observations (N, …) and legal actions (N, A) bool or None."""
         return greedy(self.net, self.device)(obs, legal)
 
     def evaluate(
@@ -44,28 +69,28 @@ class Agent:
         max_steps: int = 0,
         sample: bool = False,
     ) -> dict[str, Any]:
-        """Held-out games, or with `max_steps` so many steps of them; fields as of `redline eval --json`."""
+        """Play held-out games and return the fields of `redline eval --json`. Arguments as of `evaluate_net`."""
         self.check(sample)
         started = time.monotonic()
-        outcome = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
-        return self.record(outcome, started, sample)
+        evaluation = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
+        return self.record(evaluation, started, sample)
 
     def check(self, sample: bool) -> None:
-        """Refuse to `sample` where there is nothing to draw from."""
+        """Refuse to `sample` actions of an algorithm that has no stochastic policy."""
         algo = self.config["algo"]
         if sample and not algos.load(algo).STOCHASTIC:
-            raise UserError(f"sample is set, but {algo} has values and no policy to draw from; leave it away.")
+            raise UserError(f"sample is set, but {algo} learns values and has no policy to sample from; drop --sample.")
 
-    def record(self, outcome: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
-        """What is told of an evaluation that began at `started`, by the monotonic clock."""
+    def record(self, evaluation: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
+        """Return the fields of `redline eval --json` for an evaluation that started at `started`, a monotonic time."""
         return {
             "env": self.config["env"],
             "algo": self.config["algo"],
             "device": str(self.device),
             "run": str(self.path),
             "env_steps": self.env_steps,
-            "actions": "actions drawn" if sample else "greedy",
-            **outcome.summary(),
+            "actions": "sampled actions" if sample else "greedy",
+            **evaluation.summary(),
             "winnable": self.rules.game.spec(self.rules.config).winnable,
             "seconds": time.monotonic() - started,
             "settings": self.config,
@@ -73,20 +98,20 @@ class Agent:
 
 
 def load_agent(run_dir: Path, device: str = "auto") -> Agent:
-    """The agent of a run's newest good checkpoint."""
+    """Load the agent of a run's newest good checkpoint."""
     if not run_dir.is_dir():
         raise UserError(f"There is no run folder {run_dir}; train one with redline train.")
     config = read_config(run_dir)
     rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
     algo = algos.load(config["algo"])
-    place = hardware.pick_device(device)
-    found = Checkpoints(run_dir).load(groups=("model",))
-    if found is None:
-        raise UserError(f"There is no checkpoint in {run_dir} yet; the run has to train a little longer.")
+    torch_device = hardware.pick_device(device)
+    checkpoint = Checkpoints(run_dir).load(groups=("model",))
+    if checkpoint is None:
+        raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{algo.group}.")
     try:
-        net = algo.policy_network(rules.game.spec(rules.config), algo_config, found.tensors["model"])
+        net = algo.policy_network(rules.game.spec(rules.config), algo_config, checkpoint.tensors["model"])
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
-    return Agent(run_dir, config, rules, net.to(place), place, found.step)
+    return Agent(run_dir, config, rules, net.to(torch_device), torch_device, checkpoint.step)

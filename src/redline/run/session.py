@@ -1,4 +1,4 @@
-"""A plan made into tensors: games, learner, and the iteration that plays and learns."""
+"""The session of a plan: environments, learner and the iteration that plays and learns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Session:
         check_memory(plan)
         if plan.threads:
             torch.set_num_threads(plan.threads)
-        if plan.device.type == "cuda":  # streams and events are those of the current device
+        if plan.device.type == "cuda":  # streams and events belong to the current device
             torch.cuda.set_device(plan.device)
         self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.recipe.compiler)
         runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
@@ -54,15 +54,17 @@ class Session:
             options, rules, envs, self.learner, plan.algo, plan.algo_config, plan.device, self._fast, notify
         )
         self._build()
-        # Host counters: how often each was launched. The device has its own; they never have to be compared.
+        # Counters of the host: how often each was launched. The device has its own; the two are never compared.
         self.iterations = 0
         self.updates = 0
-        self.remembered = 0  # iterations in the learner's memory; fewer than all when it was not in the checkpoint
-        self.progress = 0.0  # of training done, 0 to 1: what schedules follow
+        self.remembered = (
+            0  # iterations of experience the learner has; fewer than `iterations` after a resume without replay
+        )
+        self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
 
     def _build(self) -> None:
-        """Compile and capture, at the first calls."""
-        if not self.collector.on_device:  # stepped outside of what is compiled and captured
+        """Prepare the functions of an iteration; they compile and capture at their first calls."""
+        if not self.collector.on_device:  # its steps cannot be compiled or captured
             self._collect: Callable[[], None] = lambda: self.collector.step()  # `start` may replace the collector
             self._collect_only: Callable[[], None] = self._play
             self._update: Callable[[], None] = fast.Graph(self.learner.update, self.plan.graph, self.notify)
@@ -97,10 +99,10 @@ class Session:
         return self.updates * self.learner.samples_per_update
 
     def iterate(self, count: int) -> None:
-        """Play `count` times `rollout_steps` steps in every environment, and learn after each once enough has been played."""
+        """Run `count` iterations: `rollout_steps` steps in every environment, then an update if the learner is ready."""
         self.collector = self.collector.start(self.progress)
         for _ in range(count):
-            if self.plan.settings.steps:  # of a budget of steps the share is exact, so that a continued run repeats
+            if self.plan.settings.steps:  # exact with a budget of steps, so that a resumed run repeats
                 self.progress = max(self.progress, min(self.env_steps / self.plan.settings.steps, 1.0))
             if self.learner.scheduled:
                 self.learner.progress.fill_(self.progress)
@@ -117,24 +119,24 @@ class Session:
             self.remembered += 1
 
     def _follow_curriculum(self) -> None:
-        """Enter the phase that is due. There is no way back: a continued run may have a longer way before it."""
+        """Enter the phase that is due. Never go back, even if a continued run has a larger budget."""
         curriculum = self.plan.curriculum
         if curriculum is None or (due := curriculum.at(self.progress)) <= self.phase:
             return
-        again = curriculum.compiles_again(self.phase, due)
+        recompiles = curriculum.compiles_again(self.phase, due)
         self._enter(due)
-        if self.learner.spec.afterstates:  # there observations hold rewards: those remembered would no longer agree
+        if self.learner.spec.afterstates:  # observations contain rewards: those in the memory would be of the old rules
             self.learner.clear()
             self.remembered = 0
         phase = curriculum.phases[due]
         options = ", ".join(f"env.{name} {value}" for name, value in phase.options.items()) or "the run's own options"
         self.notify(
             f"Phase {phase.name} ({due + 1} of {len(curriculum.phases)}): {options}"
-            f"{'; compiling again' if again and self.plan.compile else ''}."
+            f"{'; compiling again' if recompiles and self.plan.compile else ''}."
         )
 
     def _enter(self, phase: int) -> None:
-        """Play by the rules of a phase from now on; games under way go on by them."""
+        """Switch to the rules of a phase; games in progress continue under them."""
         assert self.plan.curriculum
         rules = self.plan.curriculum.rules[phase]
         set_live(self.collector.rules, rules)
@@ -144,35 +146,35 @@ class Session:
         self.phase = phase
 
     def read_metrics(self, updates: int) -> dict[str, float]:
-        """Means of the learner's metrics over the last `updates`, which start again."""
-        found: dict[str, float] = self.learner.read_metrics(updates) if updates else {}
-        return found | self.collector.metrics()
+        """Means of the learner's metrics over the last `updates`, and the collector's metrics; both start over."""
+        metrics = self.learner.read_metrics(updates) if updates else {}
+        return metrics | self.collector.metrics()
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":
             torch.cuda.synchronize(self.plan.device)
 
     def tensors(self, replay: bool = True) -> dict[str, dict[str, Tensor]]:
-        """All state, in the groups of a checkpoint; without `replay` a replay memory is left out."""
+        """The whole state in the groups of a checkpoint, without a replay memory unless `replay`."""
         groups = {**self.learner.state_dict(), "envs": self.collector.tensors()}
         if not replay:
             groups.pop("replay", None)
         return groups
 
     def describe_phase(self) -> dict[str, Any]:
-        """Name and number of the curriculum's phase, from 1; nothing without a curriculum."""
+        """Name and number (from 1) of the curriculum's phase; empty without a curriculum."""
         curriculum = self.plan.curriculum
         return {"phase": curriculum.phases[self.phase].name, "phase_number": self.phase + 1} if curriculum else {}
 
     def close(self) -> None:
-        """Let go of processes, threads and files; nothing more is learned."""
+        """Release processes, threads and files. Nothing is called afterwards."""
         try:
             self.stop_playing()
         finally:
             self.learner.close()
 
     def stop_playing(self) -> None:
-        """Close the environments; the cores of actors are this process's again."""
+        """Close the environments and return the cores of actors to this process."""
         self.collector.close()
 
     def counters(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class Session:
         return counts | self.describe_phase()
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
-        """Take over a checkpoint's state, in place: captured graphs and compiled functions keep reading it."""
+        """Load a checkpoint's state in place, where captured graphs and compiled functions read it."""
         own = self.tensors()
         for group, tensors in own.items():
             if group in groups:
@@ -191,13 +193,14 @@ class Session:
                     saved = self.collector.adapt(saved)
                 copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
-        forgotten = "replay" in own and "replay" not in groups
-        forgotten = not self.learner.loaded() or forgotten
-        self.remembered = 0 if forgotten else counters["remembered"]
+        lost = not self.learner.loaded() or ("replay" in own and "replay" not in groups)
+        self.remembered = 0 if lost else counters["remembered"]
         if not self.collector.restores_episodes:
             self.collector.restart_episodes(self.plan.settings.seed, self.iterations)
             if not self.learner.interrupt():
                 self.remembered = 0
-                self.notify("What this run remembered is lost: only a memory on the device outlives new episodes.")
+                self.notify(
+                    "The replay memory of this run is lost: this kind of memory cannot continue with new episodes."
+                )
         if self.plan.curriculum and (phase := self.plan.curriculum.find(counters.get("phase", ""))):
             self._enter(phase)

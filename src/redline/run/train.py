@@ -41,7 +41,7 @@ def train(settings: Settings) -> Run:
     if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plan = device_choice.decide(settings)
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     prepare_run_dir(plan.run_dir)
     progress = Progress(
         f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
@@ -56,6 +56,7 @@ def train(settings: Settings) -> Run:
         raise _out_of_memory(plan) from error
     finally:
         torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)  # a session uses the plan's
         progress.close()
 
 

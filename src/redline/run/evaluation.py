@@ -1,0 +1,66 @@
+"""The result of an evaluation: scores, lengths and endings of games, and their statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of E games, each (E,): those of slot 0 in their order, then those of slot 1, and so on."""
+
+    scores: Tensor  # float64; of an unfinished game, the score so far
+    lengths: Tensor  # float64
+    wins: Tensor  # bool
+    game_over: Tensor  # bool: terminated, neither truncated nor unfinished
+    finished: Tensor  # bool: terminated or truncated
+    stopped_by: str = "episodes"  # or max_steps
+
+    def summary(self) -> dict[str, Any]:
+        """The statistics of the games, named as the fields of `--json`.
+
+        `score_mean` and the like are over all games begun: a lower bound of the truth if some are unfinished.
+        `score_censored` is the score per game over: unfinished games count with their score so far, but not as a game
+        over. It estimates the mean of games played to their end if the end is equally likely at any score.
+        `_low` and `_high` are the ends of a 95 % interval; `score_ci95` is half its width. A figure that cannot be
+        estimated (an interval of one game, a score per game over without a game over) is None.
+        """
+        count, scores = len(self.scores), self.scores.numpy()
+        mean, middle = bootstrap(scores) if count > 1 else (None, None)
+        wins = int(self.wins.sum())
+        won, won_by = share_interval(wins, count)
+        total, game_overs = float(self.scores.sum()), int(self.game_over.sum())
+        fewest, most = poisson_interval(game_overs)
+        return {
+            "episodes": count,
+            "finished": int(self.finished.sum()),
+            "game_overs": game_overs,
+            "eval_steps": int(self.lengths.sum()),
+            "stopped_by": self.stopped_by,
+            "score_mean": total / count,
+            "score_ci95": (mean.high - mean.low) / 2 if mean else 0.0,
+            "score_low": mean.low if mean else None,
+            "score_high": mean.high if mean else None,
+            "score_iqm": float(iqm(scores)),
+            "score_iqm_low": middle.low if middle else None,
+            "score_iqm_high": middle.high if middle else None,
+            "score_median": float(np.median(scores)),
+            "score_min": float(self.scores.min()),
+            "score_max": float(self.scores.max()),
+            "total_score": total,
+            "score_censored": total / game_overs if game_overs else None,
+            "score_censored_low": total / most if total >= 0 else total / fewest if fewest else None,
+            "score_censored_high": total / most if total < 0 else total / fewest if fewest else None,
+            "length_mean": float(self.lengths.mean()),
+            "win_rate": wins / count,
+            "win_rate_low": won.low,
+            "win_rate_high": won.high,
+            "win_rate_interval": won_by,
+            "steps_per_win": float(self.lengths[self.wins].mean()) if wins else None,
+        }
