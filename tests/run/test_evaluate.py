@@ -298,6 +298,8 @@ def one_legal() -> envs.Rules:
     spec = Spec((1,), torch.float32, (1.0,), 10, 4, "right ones", masked=True)
     return envs.Rules(
         SimpleNamespace(  # type: ignore[arg-type]
+            name="one_legal",
+            ON_CPU=False,
             spec=lambda config: spec,  # noqa: ARG005
             init=lambda config, key: Counting(torch.zeros_like(key), key),  # noqa: ARG005
             observe=lambda config, state: state.at.float().unsqueeze(1),  # noqa: ARG005
