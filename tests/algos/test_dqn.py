@@ -431,8 +431,8 @@ def test_reduced_precision_learns_nearly_the_same() -> None:
         for _ in range(100):
             learner.update()
     assert rounded.optimizer.flat.dtype == torch.float32
-    assert rounded.sums["loss"].item() == pytest.approx(plain.sums["loss"].item(), rel=0.05)
-    assert rounded.sums["loss"] != plain.sums["loss"], "nothing ran in bfloat16"
+    assert rounded.metric_sums["loss"].item() == pytest.approx(plain.metric_sums["loss"].item(), rel=0.05)
+    assert rounded.metric_sums["loss"] != plain.metric_sums["loss"], "nothing ran in bfloat16"
 
 
 # ---- State

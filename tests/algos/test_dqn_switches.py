@@ -258,8 +258,8 @@ def test_reduced_precision_learns_nearly_the_same(options: dict[str, Any]) -> No
     for learner in (plain, rounded):
         for _ in range(50):
             learner.update()
-    assert rounded.sums["loss"].item() == pytest.approx(plain.sums["loss"].item(), rel=0.05)
-    assert rounded.sums["loss"] != plain.sums["loss"], "nothing ran in bfloat16"
+    assert rounded.metric_sums["loss"].item() == pytest.approx(plain.metric_sums["loss"].item(), rel=0.05)
+    assert rounded.metric_sums["loss"] != plain.metric_sums["loss"], "nothing ran in bfloat16"
 
 
 @pytest.mark.parametrize("options", [CATEGORICAL, QUANTILE], ids=["categorical", "quantile"])
@@ -558,7 +558,7 @@ def assert_compiled_equals_eager(options: dict[str, Any], compiler: Callable[...
         for learner in (ours, theirs):
             learner.update()
     torch.testing.assert_close(ours.optimizer.flat, theirs.optimizer.flat, rtol=1e-3, atol=1e-5)
-    assert ours.sums["loss"].item() == pytest.approx(theirs.sums["loss"].item(), rel=1e-4)
+    assert ours.metric_sums["loss"].item() == pytest.approx(theirs.metric_sums["loss"].item(), rel=1e-4)
     for action in (1, 2, 0):
         name_action(ours, action)
         assert (act(obs_of(6)) == action).all(), "acting does not see the new weights"

@@ -143,7 +143,7 @@ def test_without_a_border_boards_shrink_until_none_is_left() -> None:
     assert net(observations(spec)).shape == (5, 4)
     strided = build(spec, "cnn", (8,), False, 0, channels=(4, 5), stride=2, padding=False)
     assert strided(observations(spec)).shape == (5, 4)
-    with pytest.raises(UserError, match="a board of 10x10 is used up by 5 convolutions"):
+    with pytest.raises(UserError, match="5 convolutions leave nothing of a board of 10x10"):
         build(spec, "cnn", (8,), False, 0, channels=(4,) * 6, stride=1, padding=False)
 
 
@@ -363,7 +363,7 @@ def test_orthogonal_weights_are() -> None:
 
 
 def test_convolutions_of_flat_observations_are_refused() -> None:
-    with pytest.raises(UserError, match="are no planes"):
+    with pytest.raises(UserError, match="are not planes"):
         build(spec_of((7,)), "cnn", (16,), False, 0)
 
 

@@ -629,26 +629,26 @@ def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
     assert torch.equal(plain.optimizer.flat, averaged.optimizer.flat), "averaging must not change learning"
     first = learner_of(dataclasses.replace(TINY, **options), probe(paid_by_action)).optimizer.flat
     steps = int(averaged.optimizer.steps.item())
-    assert averaged.average_flat is not None
+    assert averaged.ema_weights is not None
     assert steps == 2
     rules = probe(paid_by_action, start=anywhere)
     one = learner_of(dataclasses.replace(TINY, **options, ema_decay=0.9), rules)
     play(one, rules, one.rollout_steps)
-    one._prepare()
+    one._compute_targets()
     one._shuffle()
     expected = first.clone()
     for start in (0, 64):
         loss, _ = one._loss(one.order[start : start + 64])
         one._apply(one.optimizer.gradient(loss))
         expected = 0.9 * expected + 0.1 * one.optimizer.flat
-    torch.testing.assert_close(one.average_flat, expected)
+    torch.testing.assert_close(one.ema_weights, expected)
     obs = torch.eye(5, dtype=torch.uint8)
-    assert averaged.averaged is not None
+    assert averaged.ema_network is not None
     loaded = ppo.policy_network(averaged.spec, averaged.config, averaged.state_dict()["model"])
-    torch.testing.assert_close(loaded(obs), averaged.averaged(obs)[0])
+    torch.testing.assert_close(loaded(obs), averaged.ema_network(obs)[0])
     assert not torch.allclose(loaded(obs), averaged.net(obs)[0])
-    averaged.average_flat.zero_()
-    assert not averaged.averaged(obs)[0].any()
+    averaged.ema_weights.zero_()
+    assert not averaged.ema_network(obs)[0].any()
     assert averaged.net(obs)[0].any()
 
 
@@ -727,5 +727,5 @@ def test_the_discount_in_force_is_the_one_learned_with() -> None:
     for options in ({"gamma_end": 1.0}, {"gamma": 1.0, "gamma_end": 0.9}):
         with pytest.raises(UserError, match="gamma"):
             dataclasses.replace(TINY, **options)
-    with pytest.raises(UserError, match="gamma_end is set; with afterstates"):
+    with pytest.raises(UserError, match="gamma_end is set, but with afterstates"):
         learner_of(dataclasses.replace(TINY, gamma_end=0.9), probe(paid_by_action, afterstates=True))

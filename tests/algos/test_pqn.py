@@ -189,10 +189,10 @@ def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() ->
     collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for _ in range(learner.rollout_steps):
         collector.step()
-    reward, value, _, ended = learner.played()
+    reward, value, _, ended = learner.rollout_returns()
     assert ended[1::2].all()
-    worth = learner.state_values(collector.envs.game)
-    torch.testing.assert_close(reward[1], 1.0 + 0.5 * worth)  # all states look alike
+    bootstrap_value = learner.state_values(collector.envs.game)
+    torch.testing.assert_close(reward[1], 1.0 + 0.5 * bootstrap_value)  # all states look alike
     taken = learner.net.chosen(learner.rollout.obs, learner.rollout.action).view_as(value)
     torch.testing.assert_close(reward[3::2], taken[3::2])
     assert not torch.equal(taken[3::2], value[3::2]), "some moves were random ones"
@@ -201,10 +201,12 @@ def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() ->
 
 
 def test_known_limits_keep_every_cut() -> None:
-    assert learner_of(TINY, probe(stand_still, time_limit=3)).cuts == 3
-    assert learner_of(TINY, probe(stand_still)).cuts == 0
+    assert learner_of(TINY, probe(stand_still, time_limit=3)).rollout.max_truncations == 3
+    assert learner_of(TINY, probe(stand_still)).rollout.max_truncations == 0
     assert (
-        learner_of(dataclasses.replace(TINY, rollout_steps=64), probe(stand_still, time_limit=1000, cut_at=40)).cuts
+        learner_of(
+            dataclasses.replace(TINY, rollout_steps=64), probe(stand_still, time_limit=1000, cut_at=40)
+        ).rollout.max_truncations
         == 2
     )
 
@@ -279,7 +281,7 @@ def test_a_policy_as_it_will_be_loaded_and_zeroed_weights_reach_it() -> None:
     with torch.no_grad():
         learner.optimizer.flat.zero_()
     assert not learner.net(obs).any()
-    assert not learner.values(obs, None).any()
+    assert not learner.behaviour_network(obs).any()
     assert not pqn.policy_network(learner.spec, learner.config, learner.state_dict()["model"])(obs).any()
 
 

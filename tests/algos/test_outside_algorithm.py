@@ -1,0 +1,75 @@
+"""A2C, an algorithm outside the package: it learns, trains by command from its folder, and the guide's code runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "a2c"
+GUIDE = ROOT / "docs" / "adding-an-algorithm.md"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def redline(*words: str, cwd: Path = FOLDER) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "redline", *words]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_it_trains_by_its_name_from_its_folder(tmp_path: Path) -> None:
+    small = ("--steps", "4k", "--num-envs", "64", "--no-compile", "--device", "cpu", "--eval-episodes", "8")
+    options = ("--a2c.hidden", "16", "--a2c.rollout_steps", "4", "--run-dir", str(tmp_path / "run"), "--json")
+    done = redline("train", "snake", "--algo", "a2c", *small, *options)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["algo"] == "a2c"
+    assert result["updates"] > 10
+    assert result["settings"]["algo_options"]["batch_size"] == 256
+    sampled = redline("eval", str(tmp_path / "run"), "--episodes", "4", "--sample", "--device", "cpu", "--json")
+    assert sampled.returncode == 0, sampled.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (("--a2c.gama", "0.9"), "a2c.gama"),
+        (("--a2c.batch_size", "7"), "a2c.batch_size is set"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_sentence(option: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    done = redline("train", "snake", "--algo", "a2c", *option, "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_code_of_the_guide_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        done = subprocess.run(
+            [sys.executable, "-c", block],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_guide_names_every_member() -> None:
+    from redline.algos import algorithm
+    from redline.algos.learner import Learner
+
+    text = GUIDE.read_text(encoding="utf-8")
+    members = {*algorithm._REQUIRED, *algorithm._OPTIONAL}
+    members |= {name for name in vars(Learner) if not name.startswith("_")} | set(Learner.__annotations__)
+    assert {name for name in members if f"`{name}" not in text and f"`{name}()" not in text} == set()
