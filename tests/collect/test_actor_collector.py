@@ -262,8 +262,9 @@ def test_a_failing_actor_is_named_and_replaced(
     session.iterate(150)
     check_memory(session, 1000)
     what, said = FAILURES[how]
-    assert len(collecting.said) == 1
-    text = collecting.said[0]
+    reports = [text for text in collecting.said if not text.startswith("Waiting for")]  # a busy machine starts slowly
+    assert len(reports) == 1
+    text = reports[0]
     assert what in text
     assert said in text
     assert ENV in text
@@ -533,9 +534,12 @@ def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
         (Settings("snake", actors=2), "actors is 2, but snake is played on the device"),
         (Settings("gym:CartPole-v1", actors=-1), "actors is -1; expected 0 to 8"),
         (Settings("gym:CartPole-v1", actors=9, num_envs=8), "actors is 9; expected 0 to 8"),
-        (Settings("gym:CartPole-v1", actors=1, deterministic=True), "deterministic is on, but what actors play"),
-        (Settings("gym:CartPole-v1", inference="central"), "inference is set, but no actors play"),
-        (Settings("snake", drop_oldest=True), "drop_oldest is set, but no actors play"),
+        (
+            Settings("gym:CartPole-v1", actors=1, deterministic=True),
+            "deterministic is on, but play of actors cannot be repeated",
+        ),
+        (Settings("gym:CartPole-v1", inference="central"), "inference is set, but there are no actors"),
+        (Settings("snake", drop_oldest=True), "drop_oldest is set, but there are no actors"),
         (
             Settings("gym:CartPole-v1", inference="both", actors=1),
             "inference is 'both'; expected auto, actors or central",

@@ -1,4 +1,4 @@
-"""Practice begins at moments before losses, is cut short and is not counted; all other games are whole."""
+"""Backplay starts from snapshots before losses, is truncated and is not counted; all other games are whole."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from redline.run.resolve import resolve
 from redline.run.settings import Settings
 from redline.run.train import train
 
-LANES, STEPS = 64, 4
+NUM_ENVS, STEPS = 64, 4
 
 
 class Wanderer:
@@ -38,7 +38,7 @@ class Played:
 
     def __init__(self, again: float, steps: int = 200) -> None:
         rules = make_rules("snake", {"width": 6, "height": 6, "starvation": 20})
-        envs = batch.reset(rules, env_keys(0, torch.arange(LANES)))
+        envs = batch.reset(rules, env_keys(0, torch.arange(NUM_ENVS)))
         self.collector = DeviceCollector(rules, Wanderer(), envs, again, STEPS)
         self.stood, self.left = [], []
         for _ in range(steps):
@@ -50,7 +50,7 @@ class Played:
     def _note(self) -> None:
         self.stood.append({k: v.clone() for k, v in leaves(self.collector.envs).items()})
         snapshots = self.collector.snapshots
-        self.left.append(torch.zeros(LANES) if snapshots is None else snapshots.left.clone())
+        self.left.append(torch.zeros(NUM_ENVS) if snapshots is None else snapshots.left.clone())
 
     def same(self, a: int, b: int, env_index: int) -> bool:
         fields = [k for k in self.stood[0] if k.startswith(("game.", "episode."))]
@@ -62,7 +62,7 @@ def practised() -> Played:
     return Played(again=0.999999)
 
 
-def test_practice_begins_where_the_lane_stood_before_its_last_loss(practised):
+def test_backplay_starts_where_the_environment_was_before_its_last_loss(practised):
     checked = 0
     losses = {}
     for t, transition in enumerate(practised.rollouts):
@@ -74,13 +74,13 @@ def test_practice_begins_where_the_lane_stood_before_its_last_loss(practised):
             loss = losses[env_index]
             assert practised.left[t + 1][env_index] == 4 * STEPS
             back = [loss - s for s in range(loss + 1) if practised.same(s, t + 1, env_index)]
-            assert back, "a environment stands where it never stood"
+            assert back, "an environment is in a state it was never in"
             assert min(back) < 2 * STEPS, "no farther back than twice the steps"
             checked += 1
     assert checked > 300
 
 
-def test_practice_is_cut_short(practised):
+def test_backplay_is_truncated(practised):
     cuts = 0
     for t, transition in enumerate(practised.rollouts):
         ending = practised.left[t] == 1
@@ -90,7 +90,7 @@ def test_practice_is_cut_short(practised):
     assert cuts > 20
 
 
-def test_practice_is_not_counted(practised):
+def test_backplay_is_not_counted(practised):
     whole = sum(
         int(((r.step.terminated | r.step.truncated) & (practised.left[t] == 0)).sum())
         for t, r in enumerate(practised.rollouts)
@@ -99,7 +99,7 @@ def test_practice_is_not_counted(practised):
     assert practised.collector.episode_stats.read()["episodes"] == whole < every
 
 
-def test_the_share_is_the_share():
+def test_the_fraction_is_kept():
     played = Played(again=0.5, steps=400)
     begun = practised = 0
     for t, transition in enumerate(played.rollouts):
@@ -116,12 +116,12 @@ def test_without_it_nothing_is_kept():
     assert not [name for name in collector.tensors() if name.startswith("snapshots.")]
 
 
-def test_checkpoints_hold_the_moments():
+def test_checkpoints_hold_the_snapshots():
     names = set(Played(again=0.5, steps=10).collector.tensors())
     assert {"snapshots.since", "snapshots.older.game.head", "snapshots.lost.episode.score", "snapshots.left"} <= names
 
 
-def test_lanes_do_not_touch_each_other():
+def test_environments_do_not_touch_each_other():
     """A batch equals its singles."""
     rules = make_rules("snake", {"width": 6, "height": 6})
     actions = torch.randint(4, (60, 8), generator=torch.Generator().manual_seed(1))
@@ -141,18 +141,18 @@ def test_lanes_do_not_touch_each_other():
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
-def test_shares_that_cannot_be_are_refused(value):
-    with pytest.raises(UserError, match="retry is"):
+def test_impossible_fractions_are_refused(value):
+    with pytest.raises(UserError, match="backplay is"):
         resolve(Settings("snake", backplay=value))
 
 
-def test_environments_of_the_host_cannot_go_back():
-    with pytest.raises(UserError, match="cannot go back"):
+def test_cpu_environments_without_snapshots_are_refused():
+    with pytest.raises(UserError, match="cannot restore a snapshot"):
         resolve(Settings("gym:CartPole-v1", backplay=0.5))
     assert resolve(dataclasses.replace(Settings("gym:CartPole-v1"), backplay=0.0)).backplay == 0
 
 
-def test_a_run_may_be_continued_with_and_without_practice(tmp_path):
+def test_a_run_may_be_resumed_with_and_without_backplay(tmp_path):
     def train_(steps: int, backplay: float) -> int:
         options = {"hidden": (8,), "rollout_steps": 8, "batch_size": 128}
         settings = Settings(

@@ -1,4 +1,4 @@
-"""Collecting: the tally against a plain count, and a step of the collector against the parts it is made of."""
+"""Device collector: episode statistics against a plain count, and a step against the parts it is made of."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from redline.envs import batch, make_rules
 from redline.envs.batch import Rules, env_keys
 
 CPU = torch.device("cpu")
-LANES = 5
+NUM_ENVS = 5
 
 
-class ActorPolicy:
-    """A learner that plays at random, and keeps all it was shown and given."""
+class RandomLearner:
+    """Plays at random and keeps every observation and transition."""
 
     def __init__(self, num_actions: int) -> None:
         self.num_actions = num_actions
@@ -42,16 +42,16 @@ def rules() -> Rules:
     return make_rules("snake", {"width": 4, "height": 4, "starvation": 6, "start_length": 2}, time_limit=9)
 
 
-def player_of(rules: Rules) -> ActorPolicy:
-    return ActorPolicy(rules.game.spec(rules.config).num_actions)
+def learner_of(rules: Rules) -> RandomLearner:
+    return RandomLearner(rules.game.spec(rules.config).num_actions)
 
 
 def collector_of(rules: Rules, envs: int) -> DeviceCollector:
-    return DeviceCollector(rules, player_of(rules), batch.reset(rules, env_keys(4, torch.arange(envs))))
+    return DeviceCollector(rules, learner_of(rules), batch.reset(rules, env_keys(4, torch.arange(envs))))
 
 
 def count(steps: list[Step]) -> dict[str, float]:
-    """What a tally should say of these steps, one episode at a time."""
+    """Return what episode statistics should be after these steps, counted one episode at a time."""
     episodes = []
     for step, env_index in itertools.product(steps, range(len(steps[0].reward) if steps else 0)):
         if step.terminated[env_index] or step.truncated[env_index]:
@@ -73,10 +73,10 @@ def count(steps: list[Step]) -> dict[str, float]:
 
 
 def step_of(length: int, score: int, reward: float, ending: str = "", won: bool = False) -> Step:
-    """Lane 0 as told; the other environments go on, with numbers that must not be counted."""
+    """A step in which environment 0 has these results; the other environments go on, with numbers that must not be counted."""
 
     def envs(first: Any, others: Any, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([first, *[others] * (LANES - 1)], dtype=dtype)
+        return torch.tensor([first, *[others] * (NUM_ENVS - 1)], dtype=dtype)
 
     return Step(
         reward=envs(99.0, 99.0, torch.float32),
@@ -90,8 +90,8 @@ def step_of(length: int, score: int, reward: float, ending: str = "", won: bool 
     )
 
 
-def test_tally_by_hand() -> None:
-    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
+def test_episode_stats_by_hand() -> None:
+    episode_stats = DeviceEpisodeStats.zero(NUM_ENVS, CPU)
     episode_stats.add(step_of(10, 3, 1.5, "terminated"))
     episode_stats.add(step_of(11, 900, 44.0))  # nothing ended: nothing counts
     episode_stats.add(step_of(20, 7, 2.5, "truncated"))
@@ -108,8 +108,8 @@ def test_tally_by_hand() -> None:
     }
 
 
-def test_reading_starts_the_tally_again() -> None:
-    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
+def test_reading_starts_episode_stats_over() -> None:
+    episode_stats = DeviceEpisodeStats.zero(NUM_ENVS, CPU)
     tensors = [x.data_ptr() for x in episode_stats]
     episode_stats.add(step_of(10, 30, 1.0, "terminated"))
     assert episode_stats.read()["score_max"] == 30
@@ -120,7 +120,7 @@ def test_reading_starts_the_tally_again() -> None:
     assert [x.data_ptr() for x in episode_stats] == tensors, "a captured graph adds to the old tensors"
 
 
-def test_tally_against_a_plain_count(rules: Rules) -> None:
+def test_episode_stats_against_a_plain_count(rules: Rules) -> None:
     collector = collector_of(rules, 16)
     for length in (60, 1, 30):
         collector.learner.given.clear()
@@ -133,7 +133,7 @@ def test_tally_against_a_plain_count(rules: Rules) -> None:
 
 
 def test_large_sums_keep_their_digits() -> None:
-    episode_stats = DeviceEpisodeStats.zero(LANES, CPU)
+    episode_stats = DeviceEpisodeStats.zero(NUM_ENVS, CPU)
     for _ in range(1000):
         episode_stats.add(step_of(2_000_003, 3_000_001, 0.5, "terminated"))
     found = episode_stats.read()  # sums beyond int32
@@ -146,7 +146,7 @@ def test_a_step_is_act_step_ingest(rules: Rules) -> None:
     collector = collector_of(rules, 6)
     envs = batch.reset(rules, env_keys(4, torch.arange(6)))
     buffers = {name: x.data_ptr() for name, x in leaves(collector.envs).items()}
-    again = player_of(rules)
+    again = learner_of(rules)
     for t in range(40):
         collector.step()
         obs = rules.game.observe(rules.config, envs.game)
@@ -167,10 +167,10 @@ def test_a_step_is_act_step_ingest(rules: Rules) -> None:
     )
 
 
-def test_the_collector_leaves_its_first_lanes_alone(rules: Rules) -> None:
+def test_the_collector_leaves_the_given_environments_alone(rules: Rules) -> None:
     envs = batch.reset(rules, env_keys(4, torch.arange(3)))
     before = map_record(torch.clone, envs)
-    collector = DeviceCollector(rules, player_of(rules), envs)
+    collector = DeviceCollector(rules, learner_of(rules), envs)
     for _ in range(5):
         collector.step()
     assert all(torch.equal(x, y) for x, y in zip(leaves(envs).values(), leaves(before).values(), strict=True))

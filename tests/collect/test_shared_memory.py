@@ -371,7 +371,7 @@ def test_status_tells_what_an_actor_does_and_for_how_long(clock: list[int]) -> N
 
 
 @given(st.lists(st.booleans(), max_size=90))
-def test_status_remembers_the_last_actions_of_each_lane(turns: list[bool]) -> None:
+def test_status_remembers_the_last_actions_of_each_environment(turns: list[bool]) -> None:
     """Of two groups of environments that take turns."""
     memory = Memory.create(ActorStatus.layout(5).bytes)
     actor, parent = ActorStatus(memory, 0, 5), ActorStatus(memory, 0, 5)

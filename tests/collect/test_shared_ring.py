@@ -25,9 +25,9 @@ from redline.collect import shared_ring
 from redline.collect.shared_memory import Memory, SharedLayout
 from redline.collect.shared_ring import SharedRing, SharedRingSpec
 
-LANES = 3
+NUM_ENVS = 3
 SMALL = SharedLayout(
-    {"obs": ((LANES, 2), "f4"), "action": ((LANES,), "i8"), "over": ((LANES,), "?"), "number": ((), "i8")}
+    {"obs": ((NUM_ENVS, 2), "f4"), "action": ((NUM_ENVS,), "i8"), "over": ((NUM_ENVS,), "?"), "number": ((), "i8")}
 )
 LARGE = SharedLayout({"number": ((), "i8"), "obs": ((8, 256), "f4"), "flags": ((8,), "u1"), "final": ((8, 64), "f8")})
 SECONDS = float(os.environ.get("REDLINE_STRESS_SECONDS", "2"))
