@@ -1,6 +1,6 @@
-"""Distributions of returns: what an action may bring, not only its mean.
+"""Return distributions: categorical (C51) and quantile (QR-DQN).
 
-A network gives K numbers an action; a kind says what they mean. B samples, K atoms.
+A network outputs K numbers per action; a kind interprets them. B samples, A actions, K atoms.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Categorical:
-    """Logits of K fixed returns, evenly spaced from low to high (C51, Bellemare et al. 2017)."""
+    """Logits of K support points, evenly spaced from low to high (C51, Bellemare et al. 2017)."""
 
     atoms: int
     low: float
     high: float
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """(…, K) -> (…)."""
+        """Return expected returns: (…, K) -> (…)."""
         return (outputs.softmax(-1) * _support(self.atoms, self.low, self.high, outputs.device)).sum(-1)
 
     def mixed(self, outputs: Tensor, policy: Tensor) -> Tensor:
-        """What actions drawn by policy (B, A) bring: outputs (B, A, K) -> probabilities (B, K)."""
+        """Return the distribution under policy (B, A): outputs (B, A, K) -> probabilities (B, K)."""
         return (outputs.softmax(2) * policy.unsqueeze(2)).sum(1)
 
     def losses(self, outputs: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Cross entropies (B,) of outputs (B, K) with reward + discount * what follows, a mixture (B, K)."""
+        """Return the cross entropies (B,) of outputs (B, K) with reward + discount * following, a mixture (B, K)."""
         targets = project(following, reward, discount, self.low, self.high)
         return -(targets * outputs.log_softmax(1)).sum(1)
 
 
 @dataclass(frozen=True)
 class Quantile:
-    """Quantiles of the return, K of equal share (QR-DQN, Dabney et al. 2018); they need no range of returns."""
+    """K equally likely quantiles of the return (QR-DQN, Dabney et al. 2018), without a fixed range."""
 
     atoms: int
     huber: float = 1.0
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """(…, K) -> (…)."""
+        """Return expected returns: (…, K) -> (…)."""
         return outputs.mean(-1)
 
     def mixed(self, outputs: Tensor, policy: Tensor) -> Tensor:
-        """Quantile by quantile the mean over actions drawn by policy (B, A): outputs (B, A, K) -> (B, K)."""
+        """Return the mean of each quantile under policy (B, A): outputs (B, A, K) -> (B, K)."""
         return (outputs * policy.unsqueeze(2)).sum(1)
 
     def losses(self, outputs: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Quantile losses (B,) of outputs (B, K) against reward + discount * what follows, a mixture (B, K)."""
+        """Return the quantile losses (B,) of outputs (B, K) against reward + discount * following, a mixture (B, K)."""
         return quantile_huber(outputs, reward.unsqueeze(1) + discount.unsqueeze(1) * following, self.huber)
 
 
@@ -57,10 +57,10 @@ Kind = Categorical | Quantile
 
 
 def project(probabilities: Tensor, reward: Tensor, discount: Tensor, low: float, high: float) -> Tensor:
-    """Probabilities (B, K) of the returns low to high, of which each becomes reward + discount * return, (B,) both.
+    """Return probabilities (B, K) after moving each support point to reward + discount * point; reward, discount (B,).
 
-    What falls between two of the fixed returns is shared out between them, the nearer gets more; what falls outside goes to
-    the end. Every pair of atoms is looked at: K * K products, but no scattered sums, whose order a GPU does not keep.
+    Mass between two support points is split between them in proportion to proximity; mass outside goes to the nearest end.
+    All K * K pairs are multiplied: scattered sums would depend on the order of threads on a GPU.
     """
     atoms = probabilities.shape[1]
     number = torch.arange(atoms, dtype=torch.float32, device=probabilities.device)
@@ -71,9 +71,9 @@ def project(probabilities: Tensor, reward: Tensor, discount: Tensor, low: float,
 
 
 def quantile_huber(quantiles: Tensor, targets: Tensor, delta: float) -> Tensor:
-    """Losses (B,) of quantiles (B, K) against targets (B, M), each as likely as any other: sum over K, mean over M.
+    """Return the losses (B,) of quantiles (B, K) against equally likely targets (B, M): sum over K, mean over M.
 
-    An error counts by its Huber loss over delta, and by the quantile's share where it is above, by the rest where below.
+    An error's Huber loss over delta is weighted by the quantile's level if the target lies above, else by 1 - level.
     """
     atoms = quantiles.shape[1]
     level = (torch.arange(atoms, dtype=torch.float32, device=quantiles.device) + 0.5) / atoms
@@ -86,5 +86,5 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, delta: float) -> Tensor:
 
 
 def _support(atoms: int, low: float, high: float, device: torch.device) -> Tensor:
-    """The fixed returns (K,)."""
+    """Return the support points (K,)."""
     return low + torch.arange(atoms, dtype=torch.float32, device=device) * ((high - low) / (atoms - 1))

@@ -1,4 +1,4 @@
-"""The optimizer step shared by all learners: clip, skip what is not finite, scale losses for float16. No host round trip."""
+"""Adam for all learners, with gradient clipping, skipped non-finite steps and loss scaling for float16, on the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _GROWTH_INTERVAL = 2000.0  # good steps until the float16 loss scale doubles
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """Move all parameters of `module` into one vector, of which they become views. (P,) in their dtype.
+    """Move all parameters of `module` into one vector (P,), of which they become views, and return it.
 
-    Clipping, Adam and a target network's update are then one kernel each, however many layers there are.
+    Clipping, Adam and the update of a target network are then one kernel each, for any number of layers.
     """
     parameters = list(module.parameters())
     flat = torch.cat([p.detach().flatten() for p in parameters])
@@ -26,22 +26,22 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def linear(start: float, end: float, progress: Tensor) -> Tensor:
-    """From start to end as `progress` () goes from 0 to 1, and no farther."""
+    """Interpolate from start to end as `progress` () goes from 0 to 1; constant outside."""
     return start + (end - start) * progress.clamp(0.0, 1.0)
 
 
 class Optimizer:
     """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
 
-    Written out, not torch's own: on one flat vector it compiles into a single kernel together with clipping and the check.
+    Written out instead of torch.optim: on one vector it compiles to a single kernel with clipping and the check.
     """
 
     def __init__(self, module: nn.Module, learning_rate: float | Tensor, max_norm: float, runtime: Runtime) -> None:
-        # A () tensor can change from replay to replay of a captured graph.
+        # As a () tensor, the learning rate can change between replays of a captured graph.
         self.learning_rate, self.max_norm = learning_rate, max_norm
         self.flat = flatten(module)
         self.parameters = list(module.parameters())
-        self.mean = torch.zeros_like(self.flat)  # of gradients
+        self.mean = torch.zeros_like(self.flat)  # of gradients (P,)
         self.square = torch.zeros_like(self.flat)  # mean of squared gradients
         self.steps = torch.zeros((), device=runtime.device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=runtime.device)
@@ -50,11 +50,11 @@ class Optimizer:
         self.good = torch.zeros((), device=runtime.device)  # finite steps since the scale last changed
 
     def gradient(self, loss: Tensor) -> tuple[Tensor, ...]:
-        """Of the loss by each parameter, times the loss scale."""
+        """Return the gradient of the loss for each parameter, times the loss scale."""
         return torch.autograd.grad(loss * self.scale if self.scaled else loss, self.parameters)
 
     def step(self, gradients: tuple[Tensor, ...], allowed: Tensor | None = None) -> Tensor:
-        """One Adam step with scaled gradients, where it is `allowed` () bool. Returns () bool: whether it was taken."""
+        """Take an Adam step if the scaled gradients are finite and it is `allowed` () bool; return () bool, whether taken."""
         gradient = torch.cat([g.flatten() for g in gradients])
         if self.scaled:
             gradient = gradient / self.scale
@@ -63,7 +63,7 @@ class Optimizer:
         gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
         taken = finite if allowed is None else finite & allowed
         self.steps += taken
-        # What depends on the step is one number each, so that where nothing is fused the vectors are read few times.
+        # Factors that depend on the step are scalars: without fusion, the vectors are read few times.
         counts = taken.to(torch.float32)
         self.mean.lerp_(gradient, (1 - _BETA_1) * counts)
         self.square.lerp_(gradient.square(), (1 - _BETA_2) * counts)
@@ -78,6 +78,6 @@ class Optimizer:
         return taken
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state to checkpoint."""
+        """Return the state to checkpoint."""
         names = ("mean", "square", "steps", "skipped", "scale", "good")
         return {name: getattr(self, name) for name in names}

@@ -1,1 +1,1 @@
-"""Speed: how to run, not what. Hardware, precision, compilation, CUDA graphs. Eager is the reference for all of them."""
+"""How to run: hardware, precision, compilation, CUDA graphs. Eager execution is the reference for all of them."""

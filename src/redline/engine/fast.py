@@ -1,6 +1,4 @@
-"""The fast paths: reduced precision, torch.compile and CUDA graphs. Each is a switch; each falls back to eager, says why
-once, and the run is still right.
-"""
+"""Reduced precision, torch.compile and CUDA graphs. Each can be switched off, and falls back to eager with one message."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from redline.core.records import Hardware
 from redline.engine.runtime import Runtime
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
-# Inductor writes a value out in full wherever it is used, up to this many operations. Integer hashes use every value twice,
-# so the default of 30 lets expressions double for long: a minute of compilation instead of ten seconds, and slower code.
+# Inductor repeats an expression wherever it is used, up to this many operations. Integer hashes use every value twice, so the
+# default of 30 lets expressions grow exponentially: a minute of compilation instead of ten seconds, and slower code.
 _INLINE = 10
 _UNROLL = 8
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
 _CPU = torch.device("cpu")
-_OBJECTS = 64  # sessions and evaluations in one process that are compiled, one after the other
-_WARM_UP = 3  # calls before a capture: compilation, autotuning and lazy allocations must be over
+_OBJECTS = 64  # objects of one class whose methods may be compiled in one process
+_WARM_UP = 3  # calls before a capture, for compilation, autotuning and lazy allocations
 
 
 def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
-    """The precision to train in and why."""
+    """Return the precision to train in and the reason."""
     if wanted not in PRECISIONS:
         raise UserError(f"precision is '{wanted}'; expected {', '.join(PRECISIONS)}.")
     if wanted == "auto":
@@ -46,9 +44,9 @@ def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
 
 
 def runtime(device: torch.device, precision: str, compiler: Compiler, folder: Path = Path(".")) -> Runtime:
-    """How learners are to run their functions."""
+    """Return the Runtime for learners; sets the TF32 switches on a GPU."""
     if device.type == "cuda":
-        # In fp32 nothing is rounded; in every other precision the float32 products left over may be.
+        # fp32 is exact; in every other precision the remaining float32 products may use TF32.
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
     amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -67,7 +65,7 @@ DEFAULT_OPTIONS = CompilerOptions()
 
 
 class Compiler:
-    """Compiles functions of a game for a device, or hands them back as they are."""
+    """Compiles functions for a device, or returns them unchanged if disabled."""
 
     def __init__(
         self,
@@ -87,12 +85,12 @@ class Compiler:
         if not self.enabled:
             return function
         compiled: Callable[..., Any]
-        # A method is compiled anew for every object. Beyond its limit, 8, torch would go on uncompiled.
+        # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
         try:
-            # fullgraph: a function that cannot be compiled whole fails before it changed anything, so eager can take over.
+            # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
             compiled = torch.compile(function, dynamic=False, fullgraph=True, options=self.options)
-        except Exception as error:  # as on a Python that torch cannot compile for
+        except Exception as error:  # as for a Python version that torch does not support
             self._give_up(error)
             return function
         proven = False
@@ -122,12 +120,12 @@ class Compiler:
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """Where graphs of a GPU are captured: always the same, because cuBLAS keeps 32 MiB for every stream it has met."""
+    """Return the stream that captures graphs: always the same, as cuBLAS allocates 32 MiB per stream."""
     return torch.cuda.Stream(device)
 
 
 class Graph:
-    """A function of no arguments over static tensors; on a GPU its calls become replays of one CUDA graph."""
+    """A function without arguments over static tensors; on a GPU, its calls replay one CUDA graph."""
 
     def __init__(self, function: Callable[[], None], enabled: bool, notify: Callable[[str], None]) -> None:
         self.function, self.enabled, self.notify = function, enabled, notify
@@ -147,11 +145,11 @@ class Graph:
 
     @property
     def ready(self) -> bool:
-        """Whether calls from now on cost what they will cost."""
+        """Whether warm-up is over, so that calls can be timed."""
         return self.graph is not None or not self.enabled
 
     def _warm_up(self) -> None:
-        # Capture happens on a side stream; autograd and libraries must have met it before.
+        # Autograd and libraries must have used the capture stream before.
         side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -163,19 +161,20 @@ class Graph:
         side = _side_stream(torch.cuda.current_device())
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # others may copy meanwhile
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # other threads may copy
                 self.function()
         except Exception as error:
             self.enabled = False
             self.notify(f"Running without CUDA graphs: capture failed ({first_line(error)}).")
-            torch.cuda.set_stream(stream)  # a capture that the device broke off leaves its own stream the current one
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
             torch.cuda.synchronize()
             self.function()
             return
         self.graph = graph
-        graph.replay()  # capturing ran nothing
+        graph.replay()  # the capture itself ran nothing
 
 
 def first_line(error: BaseException) -> str:
+    """Return the type and first line of an error."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What the machine has."""
+"""Detection of devices, memory, cores and compilers, and cores shared with actor processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.core.records import Hardware
 
 
 def pick_device(wanted: str) -> torch.device:
-    """`auto` is the current CUDA device if there is one; anything else must exist."""
+    """Return the requested device; `auto` is the current CUDA device, else the CPU. Raise UserError if it does not exist."""
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -41,7 +41,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def detect(device: torch.device) -> Hardware:
-    """The hardware behind `device`."""
+    """Return the Hardware of `device`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     compiler = find_compiler()
     if device.type == "cuda":
@@ -60,14 +60,14 @@ def detect(device: torch.device) -> Hardware:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on the device."""
+    """Return the free memory of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 
 def find_compiler() -> str:
-    """The C++ compiler torch.compile would use on a CPU, or an empty string."""
+    """Return the C++ compiler that torch.compile uses on a CPU, or an empty string."""
     for name in (os.environ.get("CXX", ""), "g++", "clang++"):
         if name and shutil.which(name):
             return name
@@ -75,12 +75,12 @@ def find_compiler() -> str:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether the machine has one, whatever torch makes of it."""
+    """Return whether an NVIDIA driver is installed, even if torch cannot use it."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def shared_memory_bytes(folder: Path = Path("/dev/shm")) -> int | None:
-    """What processes may share with each other; None where it has no limit of its own."""
+    """Return the size of shared memory; None where it has no limit of its own."""
     return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
@@ -95,9 +95,9 @@ def _processor() -> str:
 
 
 class SharedCores:
-    """Cores of this machine for so many `others`, processes of one thread, and for this one until `give_back`.
+    """Splits the cores between this process and `others` single-threaded processes, until `give_back`.
 
-    Where there are enough each has its own; where not, this process keeps to one and the others run wherever there is time.
+    With enough cores each of them gets its own; else this process keeps to one core and the others may run on all.
     """
 
     def __init__(self, others: int) -> None:
@@ -117,7 +117,7 @@ class SharedCores:
 
     @staticmethod
     def _stay_on(cores: list[int]) -> None:
-        """All threads: libraries have some that setting torch's number does not bind."""
+        """Bind all threads of this process: libraries have some that torch.set_num_threads does not control."""
         for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 os.sched_setaffinity(int(thread), cores)
