@@ -154,7 +154,7 @@ def test_each_part_of_an_accumulated_step_is_ranked_before_the_next_is_drawn() -
 
 
 def test_what_is_wrong_is_drawn_more_often() -> None:
-    """A memory in which only one environment's rewards surprise: its share of the samples grows far beyond its share of places."""
+    """Only one environment has surprising rewards: it is sampled far more often than its number of places."""
     learner = learner_of(probe(stand_still), priority_alpha=1.0, gamma=0.0, learning_rate=1e-9)
     learner.memory.reward.zero_()
     learner.memory.reward[5::LANES] = 10.0
