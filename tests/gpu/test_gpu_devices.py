@@ -20,7 +20,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was measured before; a graph that cannot be captured is an error here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(device_choice, "_say_nothing", pytest.fail)
+    monkeypatch.setattr(device_choice, "_ignore", pytest.fail)
     torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")  # starting CUDA is no part of the choice
 
 
