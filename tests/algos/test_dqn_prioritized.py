@@ -442,7 +442,7 @@ def test_sessions_repeat_by_seed_and_differ_by_priorities() -> None:
 
 
 def test_an_algorithm_without_a_memory_has_no_priorities() -> None:
-    with pytest.raises(UserError, match=r"^ppo has no prioritized; leave --prioritized away or take another --algo\.$"):
+    with pytest.raises(UserError, match=r"^ppo has no prioritized; drop --prioritized or choose another --algo\.$"):
         resolve(Settings(env="snake", algo="ppo", prioritized=True, device="cpu"))
 
 

@@ -188,7 +188,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_next_chunk", lambda chunk, took: 1)  # noqa: ARG005
+    monkeypatch.setattr(train, "next_chunk", lambda chunk, seconds: 1)  # noqa: ARG005
 
 
 @pytest.mark.usefixtures("every_iteration")
@@ -324,7 +324,7 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert named() == []
     with pytest.raises(UserError, match="snake has no curriculum of its own; give one with --curriculum-file"):
         named(curriculum=True)
-    with pytest.raises(UserError, match="curriculum_file is given, and no-curriculum as well"):
+    with pytest.raises(UserError, match="Both curriculum_file and no-curriculum are given"):
         named(curriculum=False, curriculum_file=file)
     assert named(curriculum_file=file) == ["short", "long", "base"]
     replace_curriculum(*own)
