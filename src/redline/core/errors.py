@@ -1,4 +1,4 @@
-"""Errors a user can cause. The command line prints the sentence and exits with the code; nothing else is shown."""
+"""Errors that a user can cause. The command line prints the sentence, without a traceback, and exits with the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done: what was wrong, what was expected, what to do."""
+    """A request that cannot be met. The message says what is wrong, what was expected and what to do."""
 
     exit_code = 2
 
@@ -23,6 +23,6 @@ class EnvFailure(UserError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'X'?` for the closest of `choices`, or an empty string."""
+    """Return `; did you mean 'X'?` for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""

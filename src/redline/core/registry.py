@@ -171,7 +171,11 @@ def current_folder_importable(name: str) -> Iterator[None]:
     if not missing:
         yield
         return
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # the current folder was deleted
+        yield
+        return
     importlib.invalidate_caches()
     sys.path.insert(0, folder)
     try:

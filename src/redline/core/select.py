@@ -1,4 +1,4 @@
-"""Sets of cells as bits, and choosing from them by rank without a scan.
+"""Sets of cells as bits, and selection of a cell by rank without a scan.
 
 A set of C cells is K = ceil(C / 30) words of S = ceil(C / K) bits, int32: cell c is bit c % S of word c // S. int32 is the
 width that vectorises on every CPU; 30 bits keep clear of its sign.
@@ -16,20 +16,20 @@ _MOST = 30
 
 
 def layout(cells: int) -> tuple[int, int]:
-    """K words of S bits for so many cells."""
+    """Return K words of S bits for this number of cells."""
     words = -(-cells // _MOST)
     return words, -(-cells // words)
 
 
 def full_set(cells: int, device: torch.device) -> Tensor:
-    """All cells: (1, K) int32."""
+    """Return the set of all cells, (1, K) int32."""
     words, size = layout(cells)
     first = torch.arange(0, words * size, size, dtype=torch.int32, device=device)  # cell of each word
     return ((1 << (cells - first).clamp(max=size)) - 1).unsqueeze(0)
 
 
 def one_cell(cell: Tensor, cells: int) -> Tensor:
-    """The set of one cell: (N,) int32 -> (N, K) int32; a negative cell gives the empty set."""
+    """Return the sets of one cell each: (N,) int32 -> (N, K) int32; a negative cell gives the empty set."""
     words, size = layout(cells)
     word = torch.div(cell, size, rounding_mode="floor")
     bit = torch.ones_like(cell) << torch.where(cell < 0, 0, cell - word * size)
@@ -38,7 +38,7 @@ def one_cell(cell: Tensor, cells: int) -> Tensor:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Rows of cells as sets: (N, C) bool -> (N, K) int32."""
+    """Pack rows of cells into sets: (N, C) bool -> (N, K) int32."""
     words, size = layout(mask.shape[1])
     padded = F.pad(mask, (0, words * size - mask.shape[1])).view(-1, words, size)
     bit = 1 << torch.arange(size, dtype=torch.int32, device=mask.device)
@@ -46,9 +46,9 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
-    """A member of each row, each as likely as any other: mask (N, C) bool, random_bits (N,) int64 -> (N,) int64.
+    """Draw a member of each row, all equally likely: mask (N, C) bool, random_bits (N,) int64 -> (N,) int64.
 
-    Of a row without members it is some cell.
+    A row without members gives an arbitrary cell.
     """
     cells, members = mask.shape[1], pack(mask)
     count = sum(_partial_counts(members[:, k])[-1] for k in range(members.shape[1]))
@@ -57,7 +57,7 @@ def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
 
 
 def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:
-    """The member with `rank` others before it: members (N, K) int32, rank (N,) int32 -> (N,) int32.
+    """Return the member with `rank` others before it: members (N, K) int32, rank (N,) int32 -> (N,) int32.
 
     A rank too high gives a meaningless number. A cumulative sum over the cells would be the slowest part of a game's step;
     this is a few dozen integer operations a row, all in registers: find the word by its count, then the bit from the partial
@@ -80,7 +80,7 @@ def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:
     pairs, nibbles, octets, halves, _ = _partial_counts(word)
     place = torch.zeros_like(rank)
     for partial, width in ((halves, 16), (octets, 8), (nibbles, 4), (pairs, 2), (word, 1)):
-        count = (partial >> place) & ((1 << width) - 1)  # members in the lower half of what is left
+        count = (partial >> place) & ((1 << width) - 1)  # members in the lower half of the remaining bits
         upper = rest >= count
         rest = torch.where(upper, rest - count, rest)
         place = torch.where(upper, place + width, place)
@@ -88,7 +88,7 @@ def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:
 
 
 def _partial_counts(x: Tensor) -> tuple[Tensor, ...]:
-    """Set bits of each group of 2, 4, 8, 16 and 32 bits of a non-negative int32, in place."""
+    """Return the set bits of each group of 2, 4, 8, 16 and 32 bits of a non-negative int32, in place."""
     pairs = x - ((x >> 1) & 0x55555555)
     nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
     octets = (nibbles + (nibbles >> 4)) & 0x0F0F0F0F

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def direction(heading: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows down and columns right of one move, int32."""
+    """Return rows down and columns right of one move, int32."""
     down = (heading == 2).to(torch.int32) - (heading == 0).to(torch.int32)
     right = (heading == 1).to(torch.int32) - (heading == 3).to(torch.int32)
     return down, right
 
 
 def row_column(config: Config, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Of cells (…) int32; -1 is in no row."""
+    """Return row and column of cells (…) int32; cell -1 has row -1."""
     row = torch.div(cell, config.width, rounding_mode="floor")
     return row, cell - row * config.width
 
 
 def mark_cell(config: Config, cell: Tensor) -> Tensor:
-    """(N, H, W) bool: True at the given cell of each board. cell (N,) integer, -1: nowhere.
+    """Return (N, H, W) bool, True at the given cell of each board. cell (N,) integer, -1: nowhere.
 
     Compared in the narrowest dtype that holds a cell's number: on int8 sixteen cells are one instruction on a CPU.
     """
@@ -39,11 +39,11 @@ def age_dtype(config: Config) -> torch.dtype:
 
 
 def age_at(state: State, cell: Tensor) -> Tensor:
-    """Ages of one cell of each board. cell (N,) int32."""
+    """Return the age of one cell of each board. cell (N,) int32."""
     return state.ages.flatten(1).gather(1, cell.to(torch.int64).unsqueeze(1)).squeeze(1)
 
 
 def distance(config: Config, a: Tensor, b: Tensor) -> Tensor:
-    """Rows plus columns between two cells."""
+    """Return rows plus columns between two cells."""
     (row_a, column_a), (row_b, column_b) = row_column(config, a), row_column(config, b)
     return (row_a - row_b).abs() + (column_a - column_b).abs()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from redline.games.snake import Config
 
 
-_PLACE, _TURN, _LENGTH = -1, -2, -3  # draws made once an episode; that of a food is numbered by the snake's length
+_PLACE, _TURN, _LENGTH = -1, -2, -3  # counters of draws made once an episode; foods use the snake's length
 
 
 class Body(NamedTuple):
-    """Snakes of new games: as in State, int32 but for `ages`."""
+    """Snakes of new games, fields as in State, int32 except `ages`."""
 
     ages: Tensor
     head: Tensor
@@ -30,7 +30,7 @@ class Body(NamedTuple):
 
 
 def straight(config: Config, key: Tensor) -> Body:
-    """Snakes of start_length, laid out straight."""
+    """Return snakes of start_length cells, laid out straight."""
     height, width, length = config.height, config.width, config.start_length
     if config.start == "random":
         heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
@@ -58,7 +58,7 @@ def straight(config: Config, key: Tensor) -> Body:
 
 
 def coiled(config: Config, key: Tensor) -> Body:
-    """Snakes of start_length to long_start cells, laid anywhere along `_path`; it goes on before and behind them."""
+    """Return snakes of start_length to long_start cells, laid anywhere along `_path` with free cells at both ends."""
     places, closed = _path(config, key.device)
     more: Any = config.long_start - config.start_length + 1
     more = more.clamp(min=1) if isinstance(more, Tensor) else more
@@ -70,7 +70,7 @@ def coiled(config: Config, key: Tensor) -> Body:
     behind = places.view(1, -1) - start.view(-1, 1)  # (N, C): cells of the path from the tail to here
     behind = torch.where(behind < 0, behind + config.cells, behind)
     ages = torch.where(behind < length.view(-1, 1), behind + 1, 0)
-    # The path the other way round: the cell at each place.
+    # The inverse of the path: the cell at each place.
     every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
     cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
     head_place = (start + length - 1) % config.cells
@@ -82,11 +82,11 @@ def coiled(config: Config, key: Tensor) -> Body:
 
 
 def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:
-    """The place (C,) int32 of every cell on a path back and forth over the whole board; and whether its ends meet.
+    """Return the place (C,) int32 of every cell on a path that covers the board, and whether the path is closed.
 
-    0 1 2 3     Where they meet a snake can follow it for ever: no start is lost from the beginning. That takes an even
-    7 6 5 4     number of rows (the first column is then the way back, from 7 to 0 here) or, with rows and columns
-                exchanged, of columns; else the path ends in a corner.
+    0 1 2 3     A snake can follow a closed path for ever, so every start can be won. Closing it takes an even number
+    7 6 5 4     of rows (the first column is the way back, from 7 to 0 here) or, with rows and columns exchanged, of
+                columns; otherwise the path ends in a corner.
     """
     every = torch.arange(config.cells, dtype=torch.int32, device=device)
     row, column = row_column(config, every)

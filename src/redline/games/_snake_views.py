@@ -1,4 +1,4 @@
-"""What a snake sees: the board from its head, and the planes of the whole board."""
+"""Views of Snake: the board seen from the head, and planes of the whole board."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def centred(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Ages, outside and food as far as the snake sees: (N, S, S) each, the head in the middle, heading up."""
+    """Return ages, cells outside the board and food within sight: (N, S, S) each, head in the middle, heading up."""
     offset = torch.arange(-config.reach, config.reach + 1, dtype=torch.int32, device=state.ages.device)
     ahead, aside = -offset.view(1, -1, 1), offset.view(1, 1, -1)  # the first row lies farthest ahead
     row, column = _seen_from(config, state, ahead, aside)
@@ -26,10 +26,10 @@ def centred(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Ages, deadly cells and food of the whole board: (N, S, S) each, the head in the middle, heading up.
+    """Return ages, deadly cells and food of the whole board: (N, S, S) each, head in the middle, heading up.
 
-    What lies beyond the edge of the view comes in again from the other side: a board of 10x10 takes 11x11 cells, a third of
-    what it takes to see all of it from every place. No path leads across the line of wall, so none is lost or made.
+    Cells beyond one edge of the view appear at the opposite edge: a 10x10 board takes 11x11 cells, a third of a view that
+    shows all of it unwrapped. No path crosses the line of wall, so wrapping neither removes nor adds paths.
     """
     side = config.around
     offset = torch.arange(side, dtype=torch.int32, device=state.ages.device) - side // 2
@@ -44,21 +44,21 @@ def wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column (N, S, S) of what lies so far ahead of the heads and to their right."""
+    """Return row and column (N, S, S) of the cells that far ahead of the heads and to their right."""
     down, right = (x.view(-1, 1, 1) for x in direction(state.heading.to(torch.int32)))
     row, column = (x.view(-1, 1, 1) for x in row_column(config, state.head.to(torch.int32)))
     return row + ahead * down + aside * right, column + ahead * right - aside * down
 
 
 def _ages_at(config: Config, state: State, inside: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Of cells by row and column, (N, S, S); 0 where they are not `inside`."""
+    """Return the ages of cells by row and column, (N, S, S); 0 where they are not `inside`."""
     cell = torch.where(inside, row * config.width + column, 0)
     ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
     return torch.where(inside, ages, 0)
 
 
 def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
-    """How far ahead of the head the food lies, and how far to its right: (N,) int32 each."""
+    """Return how far the food lies ahead of the head and to its right, (N,) int32 each."""
     down, right = direction(state.heading.to(torch.int32))
     row, column = row_column(config, state.head.to(torch.int32))
     food_row, food_column = row_column(config, state.food.to(torch.int32))
@@ -67,12 +67,12 @@ def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
 
 
 def mirrored(config: Config, state: State) -> Tensor:
-    """(N,) bool: left and right are exchanged, for the food lies to the left."""
+    """Return (N,) bool: whether left and right are exchanged because the food lies to the left."""
     return (_food(config, state)[1] < 0) & (state.food >= 0)
 
 
 def planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
-    """The planes, written four bytes at a time: a GPU is bound by how many stores it makes, not by their size."""
+    """Return the planes, written four bytes at a time: a GPU is bound by the number of stores, not by their size."""
     each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
     word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
 

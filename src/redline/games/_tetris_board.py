@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from redline.games.tetris import Config, State
 
 
-_START = -1  # draws of the starting stack: its height, then from -2 downwards its rows; pieces are numbered from 0
+_START = -1  # counters of the starting stack: its height, then its rows from -2 downwards; pieces count from 0
 
 
 def is_free(config: Config, columns: Tensor, piece: Tensor, turn: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(N,) bool: the piece lies inside the board and on no settled cell."""
+    """Return (N,) bool: whether the piece lies inside the board and on no settled cell."""
     shape, width, height = shape_of(piece, turn)
     free: Tensor = (x >= 0) & (x + width <= config.width) & (y + height <= top_row(config))
     for k in range(4):
@@ -29,7 +29,7 @@ def is_free(config: Config, columns: Tensor, piece: Tensor, turn: Tensor, x: Ten
 
 
 def fall_distance(config: Config, columns: Tensor, shape: Tensor, width: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Rows the piece can fall from where it is. Each (N,) int32."""
+    """Return how many rows the piece can fall. Each argument and the result (N,) int32."""
     room = y
     for k in range(4):
         column = columns.gather(1, (x + k).clamp(0, config.width - 1).to(torch.int64).unsqueeze(1)).squeeze(1)
@@ -40,7 +40,7 @@ def fall_distance(config: Config, columns: Tensor, shape: Tensor, width: Tensor,
 
 
 def settle(config: Config, columns: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Put a piece on each board and remove full rows: columns (N, W), lines (N,) int32."""
+    """Settle a piece on each board and remove full rows: columns (N, W), lines (N,) int32."""
     place = torch.arange(config.width, dtype=torch.int32, device=x.device)
     shift = 4 * (place - x.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)
@@ -54,9 +54,9 @@ def settle(config: Config, columns: Tensor, shape: Tensor, x: Tensor, y: Tensor)
 
 
 def full_rows(full: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Masks of the rows below each full row, lowest first, as they lie when it is removed; and how many rows are full.
+    """Return masks of the rows below each full row, lowest first, and the number of full rows.
 
-    A piece fills at most four. A mask of all rows stands for no row: removing it changes nothing.
+    Each mask allows for the rows removed before it. A piece fills at most four; a mask of all rows removes nothing.
     """
     lows, lines = [], torch.zeros_like(full, dtype=torch.int32)
     for _ in range(4):
@@ -74,7 +74,7 @@ def remove_rows(columns: Tensor, lows: list[Tensor]) -> Tensor:
 
 
 def next_piece(config: Config, state: State, due: Tensor) -> State:
-    """The next piece becomes the falling one in the environments `due`, and one more is drawn."""
+    """Make the next piece the falling one in the environments `due` (N,) bool and draw another."""
     drawn, bag = draw_piece(config, state.key, state.bag.to(torch.int32), state.drawn)
     pieces = torch.cat([state.pieces[:, 1:], drawn.to(torch.int8).unsqueeze(1)], 1)
     return state._replace(
@@ -85,7 +85,7 @@ def next_piece(config: Config, state: State, due: Tensor) -> State:
 
 
 def draw_piece(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """The piece of that number and the bag without it, each (N,) int32."""
+    """Return the piece drawn with this counter and the bag without it, each (N,) int32."""
     bits = random.bits(key, number)
     if config.pieces == "uniform":
         return random.below(bits, 7).to(torch.int32), bag
@@ -100,7 +100,7 @@ def draw_piece(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tupl
 
 
 def spawn(config: Config, state: State) -> State:
-    """The falling piece at the top, in the middle, not turned."""
+    """Return the State with the falling piece at the top, in the middle, not turned."""
     kind = state.pieces[:, 0].to(torch.int32)
     _, width, height = shape_of(kind, torch.zeros_like(kind))
     x = torch.div(config.width - width, 2, rounding_mode="floor").to(torch.int8)
@@ -109,7 +109,7 @@ def spawn(config: Config, state: State) -> State:
 
 
 def top_row(config: Config) -> Any:
-    """Rows a piece may reach: a number, or a tensor () while training changes it."""
+    """Return the rows a piece may reach: a number, or a () tensor where the option is live."""
     ceiling: Any = config.ceiling
     return (
         torch.where(ceiling == 0, config.height, ceiling) if isinstance(ceiling, Tensor) else ceiling or config.height
@@ -117,7 +117,7 @@ def top_row(config: Config) -> Any:
 
 
 def starting_stack(config: Config, key: Tensor) -> Tensor:
-    """(N, W): rows with random gaps, 0 to start_height of them; no row is full."""
+    """Return columns (N, W) of 0 to start_height rows with random gaps; no row is full."""
     dtype = torch.int32 if config.height <= 24 else torch.int64
     if isinstance(config.start_height, int) and config.start_height == 0:
         return torch.zeros(1, config.width, dtype=dtype, device=key.device).expand(key.shape[0], -1)
@@ -130,7 +130,7 @@ def starting_stack(config: Config, key: Tensor) -> Tensor:
 
 
 def shape_reward(config: Config, reward: Tensor, before: Tensor, after: Tensor, settled: Tensor, dim: int) -> Tensor:
-    """The reward with what holes, height and settled pieces add. Boards with columns on axis `dim`; settled (…) bool."""
+    """Add the shaping for holes, height and settled pieces. Boards have columns on axis `dim`; settled (…) bool."""
     if _used(config.reward_hole) or _used(config.reward_height):
         low, high = heights(before), heights(after)
         holes = (high - count_bits(after)).sum(dim) - (low - count_bits(before)).sum(dim)
@@ -143,5 +143,5 @@ def shape_reward(config: Config, reward: Tensor, before: Tensor, after: Tensor, 
 
 
 def _used(weight: Any) -> bool:
-    """Whether a reward can be anything but 0: a tensor may change while training."""
+    """Return whether a reward can differ from 0: a tensor may change while training."""
     return isinstance(weight, Tensor) or weight != 0

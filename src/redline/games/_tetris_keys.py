@@ -22,7 +22,7 @@ NOTHING, LEFT, RIGHT, CLOCKWISE, COUNTER, SOFT, HARD, HOLD = range(8)
 
 
 def press_key(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-    """One key, then gravity: State, terminated, lines, whether a piece settled."""
+    """Press one key, then apply gravity: State, terminated, lines, whether a piece settled."""
     kind = state.pieces[:, 0].to(torch.int32)
     turn, x, y = (field.to(torch.int32) for field in (state.turn, state.x, state.y))
     _, width, _ = shape_of(kind, turn)
@@ -31,13 +31,13 @@ def press_key(config: Config, state: State, action: Tensor) -> tuple[State, Tens
     new_turn = (turn + spin) & 3
     _, new_width, _ = shape_of(kind, new_turn)
     aside = (action == RIGHT).to(torch.int32) - (action == LEFT).to(torch.int32)
-    # Turned about its middle; where that is not free, a column to the left or to the right.
-    wanted = x + torch.where(turns, torch.div(width - new_width, 2, rounding_mode="trunc"), aside)
+    # A piece turns about its middle; where that is blocked, a column to the left or to the right.
+    target_x = x + torch.where(turns, torch.div(width - new_width, 2, rounding_mode="trunc"), aside)
     moved = torch.zeros_like(turns)
     new_x = x
     for kick in (0, -1, 1):
-        free = is_free(config, state.columns, kind, new_turn, wanted + kick, y) & ~moved & (turns | (kick == 0))
-        new_x = torch.where(free, wanted + kick, new_x)
+        free = is_free(config, state.columns, kind, new_turn, target_x + kick, y) & ~moved & (turns | (kick == 0))
+        new_x = torch.where(free, target_x + kick, new_x)
         moved = moved | free
     turn = torch.where(moved, new_turn, turn)
     shape, width, _ = shape_of(kind, turn)

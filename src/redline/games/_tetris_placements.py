@@ -1,4 +1,4 @@
-"""Tetris by placements: one decision a piece, and the afterstates of all of them with their features."""
+"""Tetris by placement: one decision a piece, legal placements, afterstates and their features."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FEATURES = (  # of an afterstate, in this order; the heights of all columns foll
 
 
 class Afterstates(NamedTuple):
-    """What each placement leads to: settled, full rows removed. A placements, W columns."""
+    """The board after each placement, full rows removed. A placements, W columns."""
 
-    columns: Tensor  # (W, N, A) as State.columns; of a placement that is not legal: meaningless
+    columns: Tensor  # (W, N, A) as State.columns; meaningless for illegal placements
     legal: Tensor  # (N, A) bool: the piece fits below the top
     lines: Tensor  # (N, A) int32: rows removed
     landing: Tensor  # (N, A) int32: twice the height of the piece's middle above the floor, less one row
@@ -34,7 +34,7 @@ class Afterstates(NamedTuple):
 
 
 def num_placements(config: Config) -> int:
-    """Of the pieces with four orientations, which have the most."""
+    """Return A: the placements of a piece with four orientations, the most any piece has."""
     return 4 * config.width - 6
 
 
@@ -43,11 +43,11 @@ def num_features(config: Config) -> int:
 
 
 def place_piece(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-    """Settle the falling piece where `action` says: State, terminated, lines, whether it settled."""
+    """Settle the falling piece: State, terminated, lines, whether it settled."""
     known = (action >= 0) & (action < num_placements(config))
     number = state.pieces[:, 0].to(torch.int32) * num_placements(config) + torch.where(known, action, 0)
     place, body = (table[number].unsqueeze(1) for table in placements(config.width, action.device))
-    x, drop, fits = (found.squeeze(1) for found in drop_rows(config, heights(state.columns), place, body))
+    x, drop, fits = (entry.squeeze(1) for entry in drop_rows(config, heights(state.columns), place, body))
     fits = fits & known
     settled, lines = settle(config, state.columns, body.squeeze(1) & 0xFFFF, x, torch.where(fits, drop, 0))
     following = next_piece(config, state._replace(columns=settled), torch.ones_like(fits))
@@ -56,7 +56,7 @@ def place_piece(config: Config, state: State, action: Tensor) -> tuple[State, Te
 
 
 def room_for_placements(config: Config, state: State) -> Tensor:
-    """All legal placements of the falling piece as bits (N,) int64: bit 16 o + x is orientation o at column x.
+    """Return the legal placements of the falling piece as bits (N,) int64: bit 16 o + x is orientation o at column x.
 
     A column may be at most so high that the piece above it stays below the top: four sets of columns, for the 1 to 4 rows
     that a piece has above its lowest cell there. An orientation fits where all its columns are in their sets.
@@ -78,13 +78,13 @@ def room_for_placements(config: Config, state: State) -> Tensor:
 
 
 def table_entries(config: Config, state: State, table: Tensor) -> Tensor:
-    """Entries (N, A) of a table of placements: those of the falling piece."""
+    """Return the entries (N, A) of a table of placements that belong to the falling piece."""
     number = torch.arange(num_placements(config), dtype=torch.int32, device=table.device)
     return table[state.pieces[:, 0].to(torch.int32).unsqueeze(1) * num_placements(config) + number]
 
 
 def drop_rows(config: Config, stack: Tensor, place: Tensor, body: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Leftmost column, row it drops to, and legality of placements. stack: heights (N, W); table entries (N, A)."""
+    """Return leftmost column, landing row and legality of placements. stack: heights (N, W); table entries (N, A)."""
     x, drop = (place >> 24) & 15, torch.zeros_like(place)
     for k in range(4):
         column = (x + k).clamp(max=config.width - 1)
@@ -93,7 +93,7 @@ def drop_rows(config: Config, stack: Tensor, place: Tensor, body: Tensor) -> tup
 
 
 def afterstates(config: Config, state: State) -> Afterstates:
-    """Every placement of the falling piece, settled and cleared."""
+    """Return the boards after every placement of the falling piece."""
     place, body = (table_entries(config, state, table) for table in placements(config.width, state.x.device))
     x, drop, fits = drop_rows(config, heights(state.columns), place, body)
     shape, height = body & 0xFFFF, body >> 16
@@ -110,13 +110,12 @@ def afterstates(config: Config, state: State) -> Afterstates:
 
 
 def features(config: Config, state: State, after: Afterstates) -> Tensor:
-    """(N, A, F) float32 in the order of FEATURES, heights of columns and next pieces after them.
+    """Return (N, A, F) float32: FEATURES in order, then the heights of the columns and the next pieces.
 
-    Those of Dellacherie and of Thiery and Scherrer, counted after full rows are gone; walls and floor count as filled. Their
-    texts leave wells and hole depth open to reading: these are the readings with which published controllers score what was
-    published (docs/log.md).
-    `landing_height` is doubled and without an offset, so that it is whole. `reward` is that of the placement without what
-    may follow from the next piece.
+    The features are those of Dellacherie and of Thiery and Scherrer, counted after full rows are removed; walls and floor
+    count as filled. Their papers leave wells and hole depth open to interpretation: with the definitions here, published
+    controllers reach their published scores (docs/log.md). `landing_height` is doubled and without an offset, so that it
+    is an integer. `reward` is that of the placement, without the penalty for a next piece that has no room.
     """
     height = heights(after.columns)  # (W, N, A)
     counts = board_features(config, after.columns, height)
@@ -132,7 +131,7 @@ def features(config: Config, state: State, after: Afterstates) -> Tensor:
 
 
 def board_features(config: Config, columns: Tensor, height: Tensor) -> dict[str, Tensor]:
-    """Counts of boards, columns (W, …) and their heights (W, …) -> each (…) int32.
+    """Count features of boards: columns (W, …) and their heights (W, …) -> each (…) int32.
 
     row_transitions     from filled to empty or back along rows, walls filled
     column_transitions  the same along columns, floor filled, above the top empty

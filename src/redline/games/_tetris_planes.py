@@ -1,4 +1,4 @@
-"""The board of Tetris as planes of bytes."""
+"""Tetris as planes of bytes: settled cells, falling piece, landing place, next pieces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def draw_planes(config: Config, state: State) -> Tensor:
-    """(N, 4, H, W) uint8: settled cells, falling piece, where it would land, next pieces.
+    """Return (N, 4, H, W) uint8: settled cells, falling piece, its landing place, next pieces.
 
-    Up to eight cells are written at once, as one integer over whose bytes their bits are spread by a multiplication. So
-    rows are joined until they can be cut into so many.
+    Up to eight cells are written at once, as one integer: a multiplication spreads their bits over its bytes. Rows are
+    joined until their cells divide evenly into such groups.
     """
     cells, joined = grouping(config, state.x.device)
     word = torch.int32 if joined * config.width < 32 else torch.int64
@@ -45,7 +45,7 @@ def _union(sets: list[Tensor]) -> Tensor:
 
 
 def grouping(config: Config, device: torch.device) -> tuple[int, int]:
-    """Cells that are written at once, and rows that are joined so that they are whole numbers of them.
+    """Return the number of cells written at once, and the number of rows joined so that these divide evenly.
 
     A GPU gains by wide stores; a CPU loses more by computing with wide integers.
     """
@@ -58,7 +58,7 @@ def grouping(config: Config, device: torch.device) -> tuple[int, int]:
 
 
 def _spread(bits: Tensor, cells: int) -> Tensor:
-    """Bit k of an int32 to byte k of an integer of so many bytes."""
+    """Spread bit k of an int32 to byte k of an integer of `cells` bytes."""
 
     def bytes_of(four: Tensor) -> Tensor:
         return (four * 0x00204081) & 0x01010101
@@ -69,7 +69,7 @@ def _spread(bits: Tensor, cells: int) -> Tensor:
 
 
 def _shown(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Tensor]], ...]:
-    """Pieces in each of the planes falling, landing, next: rows of a piece, column and row it lies at, each (N,) int32."""
+    """Return the pieces in the planes falling, landing and next: rows of bits, column and row, each (N,) int32."""
     kind, turn, x, y = (field.to(torch.int32) for field in (state.pieces[:, 0], state.turn, state.x, state.y))
     shape, width, _ = shape_of(kind, turn)
     # A placement is dropped from above the board: its place at the top may be taken.
@@ -88,7 +88,7 @@ def _shown(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Ten
 
 
 def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A piece in the middle, so many rows below the top: its rows, column and row."""
+    """Place a piece in the middle, `below` rows under the top: rows of bits, column and row."""
     none = torch.zeros_like(piece)
     _, width, height = shape_of(piece, none)
     x = torch.div(config.width - width, 2, rounding_mode="floor")
@@ -96,7 +96,7 @@ def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, 
 
 
 def _drawn(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
-    """Rows of bits (N, H) of one piece of rows `lying` (N,) at column x and row y."""
+    """Return rows of bits (N, H) of a piece with rows `lying` (N,) at column x and row y."""
     shift = 4 * (row - y.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)
     return torch.where(inside, ((lying.unsqueeze(1) >> shift.clamp(0, 12)) & 15) << x.unsqueeze(1), 0)

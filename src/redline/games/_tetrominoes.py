@@ -18,23 +18,23 @@ def _turned(shape: list[str]) -> list[str]:
 
 
 def _orientations() -> list[list[list[str]]]:
-    """Of each piece its four orientations, equal ones repeated."""
-    found = []
+    """Return the four orientations of each piece, equal ones repeated."""
+    pieces = []
     for drawing in _SHAPES:
         shape, turns = drawing.split("/"), []
         for _ in range(4):
             turns.append(shape)
             shape = _turned(shape)
         distinct = [turn for index, turn in enumerate(turns) if turn not in turns[:index]]
-        found.append([distinct[index % len(distinct)] for index in range(4)])
-    return found
+        pieces.append([distinct[index % len(distinct)] for index in range(4)])
+    return pieces
 
 
 _TURNS = _orientations()
 
 
 def _digits(value: Any) -> int:
-    """Seven digits, from what `value` says of each piece's orientations."""
+    """Return seven digits: `value` of each piece's orientations."""
     return sum(value(turns) << 4 * piece for piece, turns in enumerate(_TURNS))
 
 
@@ -43,7 +43,7 @@ def _column_bits(shape: list[str], column: int) -> int:
 
 
 def _lowest(shape: list[str], column: int) -> int:
-    """Row of the lowest cell of a column; 63 where the shape has no such column."""
+    """Return the row of a column's lowest cell; 63 where the shape has no such column."""
     bits = _column_bits(shape, column)
     return (bits & -bits).bit_length() - 1 if bits else 63
 
@@ -54,15 +54,17 @@ def _row_bits(shape: list[str], row: int) -> int:
 
 
 def _each(value: Any, turns: int, parts: int = 4) -> tuple[tuple[int, ...], ...]:
-    """Digits by orientation and part of it: `value` of a shape and a number."""
-    return tuple(tuple(_digits(lambda found, o=o, k=k: value(found[o], k)) for k in range(parts)) for o in range(turns))
+    """Return digits by orientation and part: `value(shape, part)`."""
+    return tuple(
+        tuple(_digits(lambda shapes, o=o, k=k: value(shapes[o], k)) for k in range(parts)) for o in range(turns)
+    )
 
 
 _WIDTHS = _each(lambda shape, _: len(shape[0]), 2, 1)
 _HEIGHTS = _each(lambda shape, _: len(shape), 2, 1)
 _COLUMNS = _each(_column_bits, 4)
 _ROWS = _each(_row_bits, 4)
-# Where a piece has no column k, its first one is asked again.
+# A piece without a column k uses its first column again.
 PLACES = _each(lambda shape, k: k if k < len(shape[0]) else 0, 4)
 ABOVE = _each(lambda shape, k: len(shape) - _lowest(shape, k if k < len(shape[0]) else 0), 4)
 
@@ -72,7 +74,7 @@ def property_of(digits: int, piece: Tensor) -> Tensor:
 
 
 def shape_of(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape (its columns, four bits each), width and height. piece and turn int32 of one shape or broadcast."""
+    """Return shape (columns of four bits each), width and height. piece and turn int32 of one shape or broadcast."""
     odd = (turn & 1) == 1
     width = torch.where(odd, property_of(_WIDTHS[1][0], piece), property_of(_WIDTHS[0][0], piece))
     height = torch.where(odd, property_of(_HEIGHTS[1][0], piece), property_of(_HEIGHTS[0][0], piece))
@@ -80,7 +82,7 @@ def shape_of(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rows_of(piece: Tensor, turn: Tensor) -> Tensor:
-    """The piece as rows, four bits each, the lowest first."""
+    """Return the piece as rows of four bits each, the lowest first."""
     return _pick(_ROWS, piece, turn)
 
 
@@ -96,7 +98,7 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def lowest_of(column: Tensor) -> Tensor:
-    """Lowest row of a piece's column of four bits: 0, 1 or 2."""
+    """Return the lowest row of a piece's column of four bits: 0, 1 or 2."""
     return ((column & 1) ^ 1) + ((column & 3) == 0).to(torch.int32)
 
 
@@ -104,7 +106,7 @@ _tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
 
 
 def placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tables (7 A,) int32 of the pieces' placements, orientation by orientation, left to right; made once for a device.
+    """Return tables (7 A,) int32 of the pieces' placements, by orientation, left to right; made once for each device.
 
     The first holds the lowest row of each of the piece's columns, 6 bits each and 63 where it has none, from bit 24 its
     leftmost column and from bit 28 its orientation; the second its shape and from bit 16 its height, higher than any board

@@ -1,4 +1,4 @@
-"""Snake. Eat the food, grow by one, do not run into the wall or into yourself; the board is full: you have won.
+"""Snake: eat food, grow by one, avoid the walls and your own body; a full board wins.
 
     . . . . . .      The body is kept as *ages*: for each cell, the number of moves until the snake leaves it.
     . 1 2 . . .      The head of a snake of length 5 holds 5, its tail 1, a free cell 0. A move without food takes
@@ -24,16 +24,16 @@ from redline.games._snake_grid import age_at, direction, distance, mark_cell, ro
 from redline.games._snake_start import coiled, straight
 from redline.games._snake_views import centred, mirrored, planes_by_words, wrapped
 
-VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
+VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
-PALETTE = (  # what `cells` numbers: name and colour
+PALETTE = (  # name and colour of each cell value
     ("floor", (24, 26, 32)),
     ("body", (64, 160, 92)),
     ("head", (150, 230, 120)),
     ("food", (226, 74, 62)),
 )
 
-# Options that may change while training: they enter tensor arithmetic only, so they may be tensors themselves.
+# Options that may change while training: they enter tensor arithmetic only.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
 
 
@@ -43,12 +43,12 @@ class Config:
 
     width: int = 10  # columns, 4 to 32
     height: int = 10  # rows, 4 to 32
-    start_length: int = 3  # of a new snake, laid out straight
-    start: Literal["centre", "random"] = "centre"  # where it starts; random also turns it
-    long_start: int = 0  # above start_length: new snakes of any length up to this, laid back and forth; 0: none
+    start_length: int = 3  # cells of a new snake, laid out straight
+    start: Literal["centre", "random"] = "centre"  # where a new snake lies; random also turns it
+    long_start: int = 0  # longest new snake, coiled, any length from start_length; 0: all have start_length
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
-    # The whole board; or, with relative actions, what lies around the head, heading up; or the whole board in that way,
-    # wrapped around behind a line of wall and mirrored so that on the board the food is never to the left of the head.
+    # planes: the whole board. With actions relative to the heading: centred, the surroundings of the head, heading up;
+    # wrapped, the whole board that way, wrapped around a line of wall and mirrored so that food is never to the left.
     view: Literal["planes", "centred", "wrapped"] = "planes"
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
@@ -56,9 +56,9 @@ class Config:
     reward_food: float = 1.0  # for every food
     reward_death: float = -1.0  # when the game is lost
     reward_win: float = 5.0  # on top of the last food
-    reward_starve: float = 0.0  # when the game is cut short for want of food
+    reward_starve: float = 0.0  # when the game is truncated for lack of food
     reward_step: float = 0.0  # every move
-    reward_closer: float = 0.0  # shaping: for a move that shortens the distance to the food; taken away when it grows
+    reward_closer: float = 0.0  # shaping: for each cell closer to the food; negative when moving away
 
     def __post_init__(self) -> None:
         for name in ("width", "height"):
@@ -93,7 +93,7 @@ class Config:
 
     @property
     def around(self) -> int:
-        """Sides of the wrapped view: the board and a line of wall between its edges."""
+        """Side of the wrapped view: the board and a line of wall between its edges."""
         return max(self.width, self.height) + 1
 
     @property
@@ -102,7 +102,7 @@ class Config:
 
 
 class State(NamedTuple):
-    """N games of Snake. About 130 bytes a game on the 10x10 board, of which a replay stores 105."""
+    """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 105."""
 
     ages: Tensor  # (N, H, W) int8, int16 above 127 cells: moves until the cell is free, 0 free
     head: Tensor  # (N,) int16: cell of the head
@@ -115,7 +115,7 @@ class State(NamedTuple):
     key: Tensor  # (N,) int32: random stream of the episode
 
 
-HIDDEN = ("tail", "free", "length", "hunger", "key")  # fields no observation reads: a replay need not store them
+HIDDEN = ("tail", "free", "length", "hunger", "key")  # fields that no observation reads: replay does not store them
 
 
 def spec(config: Config) -> Spec:
@@ -127,7 +127,7 @@ def spec(config: Config) -> Spec:
     return Spec(
         obs_shape=planes,
         obs_dtype=dtype,
-        obs_scale=(config.cells**-0.5, 1.0, 1.0),  # a snake of ten or twenty cells is seen at about 1
+        obs_scale=(config.cells**-0.5, 1.0, 1.0),  # the ages of a snake of ten or twenty cells are about 1
         obs_high=config.cells,
         num_actions=4 if config.view == "planes" else 3,
         score_name="foods",
@@ -136,9 +136,9 @@ def spec(config: Config) -> Spec:
 
 
 def init(config: Config, key: Tensor) -> State:
-    """New games from their streams. key (N,) int32."""
+    """Start new games from their random streams. key (N,) int32."""
     long_start: Any = config.long_start
-    if isinstance(long_start, Tensor):  # live, its value is not known here: both are made, and it chooses
+    if isinstance(long_start, Tensor):  # a live option has no value yet: make both, let it choose
         body = where(long_start > config.start_length, coiled(config, key), straight(config, key))
     else:
         body = (coiled if long_start > config.start_length else straight)(config, key)
@@ -156,7 +156,7 @@ def init(config: Config, key: Tensor) -> State:
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """One move. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
+    """Play one move. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
 
     A snake that dies stays where it was: the last board of an episode is a legal one.
     """
@@ -212,7 +212,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 3, H, W): planes of ages, head and food; or (N, 3, S, S) seen from the head: ages, what is deadly, food."""
+    """Return (N, 3, H, W) planes of ages, head and food; or (N, 3, S, S) from the head: ages, deadly cells, food."""
     dtype = spec(config).obs_dtype
     if config.view == "planes":
         if state.ages.device.type == "cuda" and config.cells * dtype.itemsize % 4 == 0:
@@ -224,18 +224,18 @@ def observe(config: Config, state: State) -> Tensor:
 
 
 def legal(config: Config, state: State) -> Tensor:
-    """(N, A) bool. Every key may be pressed: turning back on oneself is read as going straight on."""
+    """Return (N, A) bool, all True: turning back is read as going straight on."""
     return torch.ones(state.head.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.head.device)
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """(N, H, W) uint8 indices into PALETTE: the board as a person sees it."""
+    """Return the board as (N, H, W) uint8 indices into PALETTE."""
     board = torch.where(mark_cell(config, state.head), 2, (state.ages > 0).to(torch.uint8))
     return torch.where(mark_cell(config, state.food), 3, board).to(torch.uint8)
 
 
 def _turn(config: Config, state: State, action: Tensor) -> Tensor:
-    """The new direction: of the board's four, or of left, straight on, right as seen from the head."""
+    """Return the new heading. Actions are directions on the board, or left, straight, right as seen from the head."""
     heading = state.heading.to(torch.int32)
     if config.view == "planes":
         return torch.where(((action - heading) & 3) == 2, heading, action)
@@ -246,13 +246,13 @@ def _turn(config: Config, state: State, action: Tensor) -> Tensor:
 
 
 def _new_food(config: Config, free: Tensor, key: Tensor, length: Tensor) -> Tensor:
-    """The food of a snake of this length: a free cell, each as likely as any other. (N,) int32."""
+    """Return the food of a snake of this length, (N,) int32: a free cell, all equally likely."""
     rank = random.below(random.bits(key, length), config.cells - length).to(torch.int32)
     return nth_cell(free, rank, config.cells)
 
 
 def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
-    """The cell that holds age 2, beside the tail: the tail once this one has left. A snake of one is its own tail."""
+    """Return the next tail: the neighbour of the tail with age 2. A snake of one cell is its own tail."""
     tail = state.tail.to(torch.int32)
     row, column = row_column(config, tail)
     following = torch.where(state.length == 1, target, tail)

@@ -1,4 +1,4 @@
-"""Tetris. Place falling pieces of four cells, fill rows to clear them, stay below the top; the score is lines cleared.
+"""Tetris: place falling pieces of four cells, clear full rows, stay below the top; the score counts cleared lines.
 
     . . . . . .      The board is kept as columns of bits: bit r of a column is its cell in row r, row 0 at the bottom.
     . . # . . .      This column 2 is 0b0101 = 5, its height 3, with one hole at row 1. A piece is 16 bits: four columns of
@@ -34,9 +34,9 @@ from redline.games._tetris_placements import (
 from redline.games._tetris_planes import draw_planes
 from redline.games._tetrominoes import placements
 
-VERSION = 1  # of the rules: raised whenever the same seed and actions would give another trajectory
+VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
-PALETTE = (  # what `cells` numbers: name and colour
+PALETTE = (  # name and colour of each cell value
     ("floor", (24, 26, 32)),
     ("settled", (86, 124, 190)),
     ("falling", (236, 178, 70)),
@@ -53,15 +53,15 @@ class Config:
     actions: Literal["placement", "keys"] = "placement"  # one decision a piece; or one key a tick
     pieces: Literal["bag7", "uniform"] = "bag7"  # every piece once in seven; or each drawn anew
     previews: int = 1  # next pieces shown, 0 to 2
-    hold: bool = False  # keys: a piece may be put aside, once for each that falls
+    hold: bool = False  # keys: a piece may be put on hold, once for each that falls
     gravity: int = 3  # keys: ticks until the piece falls by one row
     start_height: int = 0  # a new game starts on a random stack of 0 to this many rows
-    ceiling: int = 0  # rows a piece may reach, 0: all; a low one teaches how not to die in a tenth of the time
-    view: Literal["planes", "afterstates"] = "planes"  # the board; or what each placement would lead to
+    ceiling: int = 0  # rows a piece may reach, 0: all; games below a low ceiling are short and teach survival faster
+    view: Literal["planes", "afterstates"] = "planes"  # the board; or features of the afterstate of each placement
     reward_line: float = 1.0  # each line cleared
     reward_death: float = -1.0  # when the game is lost
-    reward_hole: float = 0.0  # each hole more; taken back for each hole less
-    reward_height: float = 0.0  # each row the stack grows; taken back for each row less
+    reward_hole: float = 0.0  # each additional hole; refunded for each hole removed
+    reward_height: float = 0.0  # each row the stack grows; refunded for each row it shrinks
     reward_piece: float = 0.0  # each piece settled
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class State(NamedTuple):
     key: Tensor  # (N,) int32: random stream of the episode
 
 
-HIDDEN = ("held", "ticks", "bag", "drawn", "key")  # fields no observation reads: a replay need not store them
+HIDDEN = ("held", "ticks", "bag", "drawn", "key")  # fields that no observation reads: replay does not store them
 LIVE = ("start_height", "ceiling", "reward_line", "reward_death", "reward_hole", "reward_height", "reward_piece")
 
 
@@ -149,8 +149,8 @@ def spec(config: Config) -> Spec:
 
 
 def init(config: Config, key: Tensor) -> State:
-    """New games from their streams. key (N,) int32."""
-    placements(config.width, key.device)  # made here, before anything is compiled: later it would be compiled twice
+    """Start new games from their random streams. key (N,) int32."""
+    placements(config.width, key.device)  # made here, before anything is compiled
     none = torch.zeros_like(key)
     bag, drawn, pieces = none + 127, none, []
     for _ in range(1 + config.previews):
@@ -175,9 +175,9 @@ def init(config: Config, key: Tensor) -> State:
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """One placement or key. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
+    """Play one placement or key. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
 
-    A placement that is not legal ends the game and changes nothing else.
+    An illegal placement ends the game and changes nothing else.
     """
     play = place_piece if config.actions == "placement" else press_key
     after, terminated, lines, settled = play(config, state, action.to(torch.int32))
@@ -188,14 +188,14 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 4, H, W) uint8: settled cells, falling piece, where it would land, next pieces; or (N, A, F) float32."""
+    """Return (N, 4, H, W) uint8: settled cells, falling piece, its landing place, next pieces; or (N, A, F) float32."""
     if config.view == "afterstates":
         return features(config, state, afterstates(config, state))
     return draw_planes(config, state)
 
 
 def legal(config: Config, state: State) -> Tensor:
-    """(N, A) bool. Every key may be pressed; a placement must exist and fit below the top."""
+    """Return (N, A) bool. Every key is legal; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
     place, _ = placements(config.width, state.x.device)
@@ -203,7 +203,7 @@ def legal(config: Config, state: State) -> Tensor:
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """(N, H, W) uint8 indices into PALETTE: the board as a person sees it."""
+    """Return the board as (N, H, W) uint8 indices into PALETTE."""
     settled, falling, landing, _ = (plane > 0 for plane in draw_planes(config, state).unbind(1))
     board = torch.where(landing, 3, 0)
     board = torch.where(falling, 2, board)

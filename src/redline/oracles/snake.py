@@ -14,7 +14,7 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: rows, colum
 
 
 def _path(height: int, width: int) -> tuple[list[tuple[int, int]], bool]:
-    """Every cell once, each beside the one before, and whether the last is beside the first: possible on even boards."""
+    """Return a path over all cells, and whether it is closed, which takes an even side."""
     if height % 2 and width % 2:
         rows = [[(row, column) for column in range(width)] for row in range(height)]
         return [cell for row, line in enumerate(rows) for cell in (reversed(line) if row % 2 else line)], False
@@ -51,7 +51,7 @@ class Oracle:
         self.body = [(head[0] - i * down, head[1] - i * right) for i in range(config.start_length)]
 
     def _coil(self) -> None:
-        """A long snake at a random place of the path, which goes on before and behind it."""
+        """Lay a long snake at a random place of the path, with free cells at both ends."""
         config = self.config
         path, closed = _path(config.height, config.width)
         length = config.start_length + (bits(self.key, -3) * (config.long_start - config.start_length + 1) >> 32)
@@ -62,7 +62,7 @@ class Oracle:
         self.heading = MOVES.index((self.body[0][0] - neck[0], self.body[0][1] - neck[1]))
 
     def _random_place(self, length: int) -> tuple[int, int]:
-        """A place for the head that leaves room for the body behind it."""
+        """Return a place for the head that leaves room for the body behind it."""
         down, right = MOVES[self.heading]
         places = [
             (row, column)
@@ -83,7 +83,7 @@ class Oracle:
         return cell // width, cell % width
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """One move: reward, terminated, truncated, score, won."""
+        """Play one move: reward, terminated, truncated, score, won."""
         config = self.config
         if config.view != "planes":
             turn = 1 - action if config.view == "wrapped" and self._food_from_head()[1] < 0 else action - 1
@@ -151,7 +151,7 @@ class Oracle:
         }
 
     def observe(self) -> list[list[list[int]]]:
-        """Planes of rows of numbers, as the tensor game's `observe`."""
+        """Return planes of rows of numbers, as the tensor game's `observe`."""
         age = {cell: len(self.body) - place for place, cell in enumerate(self.body)}
         if self.config.view == "planes":
             board = [[(row, column) for column in range(self.config.width)] for row in range(self.config.height)]
@@ -183,13 +183,13 @@ class Oracle:
         return planes
 
     def _food_from_head(self) -> tuple[int, int]:
-        """How far ahead the food lies and how far to the right; nowhere: in the head."""
+        """Return how far the food lies ahead and to the right; (0, 0) without food."""
         (row, column), (down, right) = self.food or self.body[0], MOVES[self.heading]
         row, column = row - self.body[0][0], column - self.body[0][1]
         return row * down + column * right, row * right - column * down
 
     def _wrapped(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
-        """The board with a line of wall below and to the right of it, rolled, turned and mirrored."""
+        """Return the board with a line of wall below and to its right, rolled, turned and mirrored."""
         side = max(self.config.width, self.config.height) + 1
         down, right = MOVES[self.heading]
         hand = -1 if self._food_from_head()[1] < 0 else 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redline.games.tetris import Config
-from redline.oracles import bits
+from redline.oracles import below, bits
 
 Board = list[list[int]]  # 1 settled, 0 empty; board[row][column], row 0 is the lowest
 Cells = list[tuple[int, int]]  # row, column
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 
 class Afterstate(NamedTuple):
-    """What one placement leads to; of one that is not legal, the board as it is."""
+    """The board after one placement; unchanged where the placement is illegal."""
 
     board: Board  # placed and cleared
     lines: int
@@ -56,19 +56,15 @@ def _shape(picture: tuple[str, ...]) -> Shape:
 
 
 def _orientations(picture: tuple[str, ...]) -> list[Shape]:
-    """The different shapes a piece has, each turned clockwise from the one before."""
-    found: list[Shape] = []
-    while (shape := _shape(picture)) not in found:
-        found.append(shape)
+    """Return the distinct shapes of a piece, each turned clockwise from the one before."""
+    shapes: list[Shape] = []
+    while (shape := _shape(picture)) not in shapes:
+        shapes.append(shape)
         picture = tuple("".join(column) for column in zip(*reversed(picture), strict=True))
-    return found
+    return shapes
 
 
 SHAPES = [_orientations(picture) for picture in DRAWN]
-
-
-def below(random_bits: int, bound: int) -> int:
-    return random_bits * bound >> 32
 
 
 class Oracle:
@@ -83,7 +79,7 @@ class Oracle:
         self._spawn()
 
     def _start(self) -> Board:
-        """The stack an episode starts on."""
+        """Return the starting stack."""
         config = self.config
         board = empty_board(config.width, config.height)
         for row in range(below(bits(self.key, -1), config.start_height + 1)):
@@ -92,7 +88,7 @@ class Oracle:
         return board
 
     def _draw(self) -> int:
-        """The next piece of the episode's stream."""
+        """Draw the next piece."""
         number = bits(self.key, self.drawn)
         self.drawn += 1
         if self.config.pieces == "uniform":
@@ -106,7 +102,7 @@ class Oracle:
         self.pieces = [*self.pieces[1:], self._draw()]
 
     def _spawn(self) -> bool:
-        """Bring the current piece to its start; False where it overlaps settled cells."""
+        """Move the current piece to its start; return False where it overlaps settled cells."""
         shape = SHAPES[self.pieces[0]][0]
         self.turn, self.ticks = 0, 0
         self.x, self.y = (self.config.width - shape.width) // 2, self.top - shape.height
@@ -121,7 +117,7 @@ class Oracle:
         return fits(self.board, self.top, shape, y, x)
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """One placement or one key: reward, terminated, truncated, score, won."""
+        """Play one placement or key: reward, terminated, truncated, score, won."""
         before = self.board
         play = self._place if self.config.actions == "placement" else self._press
         lines, terminated, locked = play(action)
@@ -149,7 +145,7 @@ class Oracle:
         return after.lines, not any(self.legal()), True
 
     def _placements(self) -> list[tuple[Shape, int, int]]:
-        """Shape, lowest row and leftmost column of each placement of the current piece, in the order of the actions."""
+        """Return shape, lowest row and leftmost column of each placement of the current piece, in the order of actions."""
         top = heights(self.board)
         return [
             (shape, drop(self.board, shape, max(top[x : x + shape.width]), x), x)
@@ -167,16 +163,16 @@ class Oracle:
         return 8 if self.config.hold else 7
 
     def legal(self) -> list[bool]:
-        """For every action: may it be taken?"""
+        """Return for every action whether it is legal."""
         if self.config.actions == "keys":
             return [True] * self.num_actions
-        found = [self._is_legal(shape, y) for shape, y, _ in self._placements()]
-        return found + [False] * (self.num_actions - len(found))
+        legal = [self._is_legal(shape, y) for shape, y, _ in self._placements()]
+        return legal + [False] * (self.num_actions - len(legal))
 
     def afterstates(self) -> list[Afterstate]:
-        """What each placement leads to, in the order of the actions."""
-        found = [self._after(*placement) for placement in self._placements()]
-        return found + [Afterstate(self.board, 0, False, -1, 0, 0)] * (self.num_actions - len(found))
+        """Return the afterstate of each placement, in the order of actions."""
+        afterstates = [self._after(*placement) for placement in self._placements()]
+        return afterstates + [Afterstate(self.board, 0, False, -1, 0, 0)] * (self.num_actions - len(afterstates))
 
     def _after(self, shape: Shape, y: int, x: int) -> Afterstate:
         if not self._is_legal(shape, y):
@@ -189,7 +185,7 @@ class Oracle:
 
     @property
     def shape(self) -> Shape:
-        """The falling piece as it is turned."""
+        """The falling piece in its orientation."""
         return self._turned(self.turn)
 
     def _turned(self, turn: int) -> Shape:
@@ -229,7 +225,7 @@ class Oracle:
                 return
 
     def _swap(self) -> bool:
-        """The current piece goes to hold; False where the one that comes for it has no room."""
+        """Swap the current piece with the held one; return False where the new one has no room."""
         current, held = self.pieces[0], self.hold
         if held < 0:
             self._next_piece()
@@ -268,7 +264,7 @@ class Oracle:
         }
 
     def observe(self) -> Any:
-        """Planes of rows of numbers, the top row first: settled, falling, landing, next; or a row of numbers an action."""
+        """Return planes, the top row first: settled, falling, landing, next; or a row of features for each action."""
         if self.config.view == "afterstates":
             return self._judged()
         width, height = self.config.width, self.config.height
@@ -286,7 +282,7 @@ class Oracle:
         return [list(reversed(plane)) for plane in (settled, falling, landing, coming)]
 
     def _judged(self) -> list[list[float]]:
-        """What can be said of each placement's afterstate; of one that is not legal, nothing."""
+        """Return the features of each placement's afterstate; an empty row where it is illegal."""
         coming = [float(piece == kind) for piece in self.pieces[1:] for kind in range(7)]
         rows = []
         for after in self.afterstates():
@@ -302,13 +298,13 @@ def empty_board(width: int, height: int) -> Board:
 
 
 def fits(board: Board, top: int, shape: Shape, y: int, x: int) -> bool:
-    """Is the shape inside the board there and not above the row `top`, on empty cells?"""
+    """Return whether the shape lies inside the board, below the row `top`, on empty cells."""
     inside = 0 <= x <= len(board[0]) - shape.width and 0 <= y <= top - shape.height
     return inside and not any(board[y + row][x + column] for row, column in shape.cells)
 
 
 def drop(board: Board, shape: Shape, y: int, x: int) -> int:
-    """The row where a shape comes to rest that falls from row y, which may lie above the board."""
+    """Return the row where a shape lands that falls from row y, which may lie above the board."""
 
     def rests() -> bool:
         below = [(y - 1 + row, x + column) for row, column in shape.soles]
@@ -327,14 +323,14 @@ def mark(board: Board, shape: Shape, y: int, x: int) -> None:
 
 
 def settle(board: Board, shape: Shape, y: int, x: int) -> Board:
-    """A new board with the shape on it."""
+    """Return a new board with the shape on it."""
     placed = [list(row) for row in board]
     mark(placed, shape, y, x)
     return placed
 
 
 def clear(board: Board) -> tuple[Board, int]:
-    """The board without its full rows, and how many there were."""
+    """Return the board without its full rows, and their number."""
     kept = [list(row) for row in board if not all(row)]
     lines = len(board) - len(kept)
     return kept + empty_board(len(board[0]), lines), lines
@@ -344,12 +340,12 @@ def clear(board: Board) -> tuple[Board, int]:
 
 
 def columns(board: Board) -> list[list[int]]:
-    """From left to right, each from the floor up."""
+    """Return the columns from left to right, each from the floor up."""
     return [list(cells) for cells in zip(*board, strict=True)]
 
 
 def heights(board: Board) -> list[int]:
-    """Of each column: rows up to its highest settled cell."""
+    """Return the height of each column: rows up to its highest settled cell."""
     return [len(cells) - cells[::-1].index(1) if 1 in cells else 0 for cells in columns(board)]
 
 

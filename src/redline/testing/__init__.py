@@ -79,13 +79,13 @@ class Report:
 
 def variants(name: str, config: type[Any]) -> list[Variant]:
     """Return the default options, and each alternative of the options that are choices. Impossible ones are left out."""
-    found, defaults = [Variant(name, {}, "")], config()
+    chosen, defaults = [Variant(name, {}, "")], config()
     for option, kind in get_type_hints(config).items():
         choices = get_args(kind) if get_origin(kind) is Literal else (False, True) if kind is bool else ()
         for choice in choices:
             if choice != getattr(defaults, option) and _possible(config, {option: choice}):
-                found.append(Variant(name, {option: choice}, f"{option}={choice}"))
-    return found
+                chosen.append(Variant(name, {option: choice}, f"{option}={choice}"))
+    return chosen
 
 
 def odd_rewards(name: str, config: type[Any]) -> Variant:
@@ -155,8 +155,8 @@ def _find_oracle(name: str, oracle: Any) -> type[oracles.Oracle] | None:
         return oracles.load(name) if name in oracles.names() else None
     if isinstance(oracle, str):
         return oracles.load(oracle)
-    found: type[oracles.Oracle] = getattr(oracle, "Oracle", oracle)
-    return found
+    reference: type[oracles.Oracle] = getattr(oracle, "Oracle", oracle)
+    return reference
 
 
 def _possible(config: type[Any], options: dict[str, Any]) -> bool:
