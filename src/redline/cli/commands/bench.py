@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from redline.cli import catalog
 from redline.cli.command import Command, Request, options_of
 from redline.cli.parse import fold
 from redline.core.errors import UserError, nearest
@@ -36,10 +37,12 @@ def run(request: Request) -> int:
     _, algo = target(request)
     plain, groups = split_groups(fold(request.options), algo)
     options = build(BenchOptions, plain, "")
-    wanted = BenchRequest(**vars(options), env_options=groups["env"], algo_options=groups[algo])
+    bench_request = BenchRequest(
+        **vars(options), env_options=groups["env"], algo_options=groups[catalog.group_of(algo)]
+    )
     record = bench.describe_machine(options.device)
     for kind in request.arguments or KINDS:
-        record[kind] = measure[kind](wanted, sys.stderr if request.json else sys.stdout)
+        record[kind] = measure[kind](bench_request, sys.stderr if request.json else sys.stdout)
     if options.out:
         write_json(Path(options.out), record)
     if request.json:
