@@ -248,7 +248,7 @@ def test_eval_with_drawn_actions(paths: list[Path], tmp_path: Path) -> None:
     played = mock.Mock(side_effect=AssertionError)
     with mock.patch("redline.run.compare.evaluate_net", played):
         code, _, err = call("eval", words[1], str(paths[0]), "--sample")
-    assert (code, "dqn has values" in err) == (2, True)
+    assert (code, "dqn learns values" in err) == (2, True)
 
 
 def test_eval_of_several_runs_with_a_budget(paths: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Several runs on the same held-out games: a record of each, and what they come to together."""
+"""Evaluate several runs on the same held-out games: a record of each, and statistics over all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redline.run.evaluate import Evaluation, evaluate_net
 from redline.run.statistics import bootstrap_runs, iqm
 
 _GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
-_VIEW = ("view", "sight")  # options of a game that say what the agent sees of it, not how it goes
+_VIEW = ("view", "sight")  # options that change the observation, not the rules
 
 
 def evaluate_runs(
@@ -56,12 +56,12 @@ def evaluate_runs(
 
 
 def _ranking(records: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
-    """What ranks runs: the mean score; where games were cut off, for then it depends on the budget, the score per game over.
+    """The key that ranks runs: the mean score, or the score per game over if games were stopped by the budget of steps.
 
-    That holds only where games end in no other way: a snake that starves has no game over, and is not the better for it.
+    The latter only where every finished game was a game over: a truncated game has none, and is not better for it.
     """
-    cut_off = any(record["finished"] != record["episodes"] for record in records)
-    if not cut_off or any(record["finished"] != record["game_overs"] for record in records):
+    stopped = any(record["finished"] != record["episodes"] for record in records)
+    if not stopped or any(record["finished"] != record["game_overs"] for record in records):
         return lambda record: float(record["score_mean"])
     bounds = {record["run"]: _first(record["score_censored"], record["score_censored_low"]) for record in records}
     if None in bounds.values():  # no game over, and returns below 0: there is not even a lower bound
@@ -75,8 +75,10 @@ def _first(*values: float | None) -> float | None:
 
 
 def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
-    """Fields as of one evaluation: counts, extremes and the score per game over are of all games together, the rest is
-    over the runs, each of which counts as one, with its mean score and its win rate.
+    """The statistics of several runs, named as those of one.
+
+    Counts, extremes and the score per game over are of all games together. The rest is over the runs: each counts once,
+    with its mean score and its win rate.
     """
     games: dict[str, Any] = {name: torch.cat([getattr(outcome, name) for outcome in outcomes]) for name in _GAMES}
     together = Evaluation(**games, stopped_by=outcomes[0].stopped_by).summary()
@@ -84,7 +86,7 @@ def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
     wins = [outcome.wins.double().numpy() for outcome in outcomes]
     means = np.array([values.mean() for values in scores])
     mean, middle = bootstrap_runs(scores)
-    found = {
+    over = {
         "score_mean": float(means.mean()),
         "score_ci95": (mean.high - mean.low) / 2,
         "score_low": mean.low,
@@ -97,8 +99,8 @@ def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
     }
     if together["win_rate_interval"] == "bootstrap":  # else nearly all games were won, or lost, whatever the run
         won, _ = bootstrap_runs(wins)
-        found |= {"win_rate_low": won.low, "win_rate_high": won.high}
-    return together | found
+        over |= {"win_rate_low": won.low, "win_rate_high": won.high}
+    return together | over
 
 
 def check_comparable(agents: Sequence[Agent]) -> None:
@@ -125,7 +127,7 @@ def check_comparable(agents: Sequence[Agent]) -> None:
 
 
 def _rules_of(agent: Agent) -> dict[str, Any]:
-    """What games and scores depend on: neither rewards nor what the agent sees."""
+    """The options that scores depend on: all but those of rewards and observations."""
     options = dataclasses.asdict(agent.rules.config)
     kept = {f"env.{k}": v for k, v in options.items() if not k.startswith("reward_") and k not in _VIEW}
     return kept | {"time_limit": agent.rules.time_limit}
