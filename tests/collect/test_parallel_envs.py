@@ -101,7 +101,7 @@ def test_environments_that_are_not_active_wait() -> None:
 
 
 FAILURES = {
-    "raise": (RuntimeError, "ArithmeticError: the emulator is on fire"),
+    "raise": (UserError, "ArithmeticError: the emulator is on fire"),
     "exit": (UserError, r"environments 0 to 1, ended with exit status 7"),
     "kill": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
     "nan": (UserError, r"Faulty-v0 gave the observation .*nan.* in step 2 of an episode"),
