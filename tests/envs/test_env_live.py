@@ -1,4 +1,4 @@
-"""Live options: tensors in the place of numbers, changed in place, seen by what was compiled before."""
+"""Live options: tensors in the place of numbers, changed in place. Compiled, they are tested in test_env_compiled.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch import Tensor
 from redline import games
 from redline.core import random, select
 from redline.core.errors import UserError
-from redline.core.records import assign, leaves, map_record
+from redline.core.records import leaves
 from redline.envs import batch, change_rules, live_rules, make_rules, set_live
 from redline.envs.batch import EnvState, Rules
 
 LANES = 32
 SMALL = {"width": 6, "height": 5}
-OTHER = {"long_start": 25, "reward_food": 0.3, "reward_death": -0.7, "reward_step": -0.1, "reward_closer": 0.1}
 
 
 def start(rules: Rules) -> EnvState:
@@ -76,36 +75,6 @@ def test_every_live_option_is_an_option(game_name: str) -> None:
     game = games.load(game_name)
     types = get_type_hints(game.Config)
     assert all(types[name] in (int, float) for name in game.LIVE)
-
-
-def test_a_compiled_step_sees_new_values_and_compiles_once() -> None:
-    """Torch is told to fail rather than to compile again; the numbers are those of plain options, before and after."""
-    rules = make_rules("snake", SMALL)
-    changed = change_rules(rules, OTHER)
-    live = live_rules(rules, rules.game.LIVE, "cpu")
-    envs = map_record(torch.clone, start(live))
-    reward = torch.zeros(LANES)
-
-    def play(chosen: Tensor) -> None:
-        after, step = batch.step(live, envs, chosen)
-        reward.copy_(step.reward)
-        assign(envs, after)
-
-    torch.compiler.reset()
-    compiled = torch.compile(play, fullgraph=True, dynamic=False)
-    compiled(action(rules, 0))
-    expected, step = batch.step(rules, start(rules), action(rules, 0))
-    longest = 0
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for t in range(1, 60):
-            plain = rules if t < 30 else changed
-            set_live(live, plain)
-            compiled(action(rules, t))
-            expected, step = batch.step(plain, expected, action(rules, t))
-            assert same(envs, expected), f"step {t}"
-            assert torch.equal(reward, step.reward), f"step {t}"
-            longest = max(longest, int(envs.game.length.max()))
-    assert longest > 20  # long starts were played
 
 
 def test_setting_leaves_the_plain_rules_alone() -> None:

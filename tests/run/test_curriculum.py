@@ -17,7 +17,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make_rules
 from redline.recipes import Phase
-from redline.run import evaluate, train
+from redline.run import evaluate, final_evaluation, train
 from redline.run.checkpoint import Checkpoint, Checkpoints
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.resolve import resolve
@@ -191,6 +191,22 @@ def every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "next_chunk", lambda chunk, seconds: 1)  # noqa: ARG005
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile without generating code: tracing alone decides which options a compiled step sees.
+
+    The generated code is tested in tests/envs/test_env_compiled.py and tests/engine/test_fast.py.
+    """
+    compile_function = torch.compile
+
+    def trace(function: Any, *, fullgraph: bool, dynamic: bool, options: dict[str, Any]) -> Any:
+        del options  # of the code generator
+        return compile_function(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", trace)
+
+
 @pytest.mark.usefixtures("every_iteration")
 @pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_phases_begin_exactly_where_they_are_due(
@@ -229,12 +245,13 @@ def test_the_games_follow_the_phase(tmp_path: Path) -> None:
     assert max(longest[30:]) <= 3
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_games_follow_options_that_are_not_live(compiled: bool, tmp_path: Path) -> None:
     """Nobody goes hungry for more than 4 moves in the phase that says so; before and after it some do."""
-    torch.compiler.reset()
     options = {"algo_options": {"hidden": (8,), "learning_starts": 10**6, "epsilon_high": 1.0, "epsilon_low": 1.0}}
-    session = Session(resolve(settings(tmp_path, RESUME_FIXED, compile=compiled, **options)), print)
+    messages: list[str] = []
+    session = Session(resolve(settings(tmp_path, RESUME_FIXED, compile=compiled, **options)), messages.append)
     hunger = []
     for _ in range(40):
         session.iterate(1)
@@ -242,16 +259,26 @@ def test_the_games_follow_options_that_are_not_live(compiled: bool, tmp_path: Pa
     assert max(hunger[:10]) > 4
     assert max(hunger[11:30]) < 4
     assert max(hunger[30:]) > 4
+    assert len(messages) == 2  # the phases, and no failed compilation
+
+
+@pytest.fixture(scope="module", params=[LIVE, RESUME_FIXED], ids=["live", "compiling again"])
+def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
+    """Phases, and the folder of a run through all of them without a stop."""
+    path = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "next_chunk", lambda chunk, seconds: 1)  # noqa: ARG005
+        train.train(settings(path, request.param))
+    return request.param, path
 
 
 @pytest.mark.usefixtures("every_iteration")
 @pytest.mark.parametrize("stop", [96, 160, 304, 560])
-@pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_a_continued_run_is_the_straight_one(
-    phases: list[dict[str, Any]], stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straight: tuple[list[Any], Path], stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before, at and after a change of phases: every tensor bit for bit."""
-    train.train(settings(tmp_path / "straight", phases))
+    phases, straight_folder = straight
     write = Metrics.write
 
     def noisy(self: Metrics, record: dict[str, Any]) -> None:
@@ -264,13 +291,13 @@ def test_a_continued_run_is_the_straight_one(
     monkeypatch.setattr(Metrics, "write", write)
     assert saved(tmp_path / "broken").step == stop
     train.train(settings(tmp_path / "broken", phases))
-    one, other = saved(tmp_path / "broken"), saved(tmp_path / "straight")
+    one, other = saved(tmp_path / "broken"), saved(straight_folder)
     assert one.state["session"] == other.state["session"]
     for group, tensors in other.tensors.items():
         for name, tensor in tensors.items():
             assert torch.equal(one.tensors[group][name], tensor), f"{group} {name}"
     phase = [(log["env_steps"], log["phase"]) for log in metrics(tmp_path / "broken")]
-    assert phase == [(log["env_steps"], log["phase"]) for log in metrics(tmp_path / "straight")]
+    assert phase == [(log["env_steps"], log["phase"]) for log in metrics(straight_folder)]
 
 
 def test_a_longer_run_does_not_go_back_to_an_earlier_phase(tmp_path: Path) -> None:
@@ -287,7 +314,7 @@ def test_evaluation_plays_by_the_runs_own_options(tmp_path: Path, monkeypatch: p
         played.append(rules.config)
         return evaluate.evaluate(rules, *arguments, **options)
 
-    monkeypatch.setattr(train, "evaluate", watched)
+    monkeypatch.setattr(final_evaluation, "evaluate", watched)
     always = [{"name": "all", "from": 0, "to": 1, "env": {"long_start": 12}}]
     train.train(settings(tmp_path, always))
     assert [config.long_start for config in played] == [0]
@@ -337,10 +364,10 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         named(curriculum=True)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("phases", [LIVE, RESUME_FIXED], ids=["live", "compiling again"])
 def test_compiled_training_follows_the_phases(phases: list[dict[str, Any]], tmp_path: Path) -> None:
     """Integers are the same compiled and eager; float sums are nearly so."""
-    torch.compiler.reset()
     said: list[str] = []
     options = {
         "algo_options": {"hidden": (8,), "learning_starts": 10**6, "epsilon_high": 1.0, "epsilon_low": 1.0}
@@ -369,15 +396,11 @@ def test_a_games_own_phases_leave_what_was_asked_for_alone(tmp_path: Path) -> No
     assert all({"reward_hole", "reward_height"} == phase.keys() for phase in phases(height=14))
 
 
-def test_the_first_limit_decides_and_compiling_is_no_part_of_a_schedule(tmp_path: Path) -> None:
+def test_progress_follows_the_steps_and_never_falls_behind_the_loops(tmp_path: Path) -> None:
     wanted = Settings(
         "snake", "dqn", device="cpu", compile=False, num_envs=4, steps=1_000_000, minutes=1, run_dir=str(tmp_path)
     )
-    plan = resolve(wanted)
-    session = Session(plan, lambda _: None)
-    assert train._progress_done(plan, session, 0, 45.0) == 0.75
-    assert train._progress_done(plan, session, 0, 45.0, compiling=40.0) == 0.25
-    assert train._progress_done(plan, session, 0, 60.0, compiling=40.0) == 1.0
+    session = Session(resolve(wanted), lambda _: None)
     session.progress = 0.9
     session.iterate(1)
     assert session.progress == 0.9
