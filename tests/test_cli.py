@@ -294,12 +294,16 @@ def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.Mon
 def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.tools import bench, bench_collect, bench_replay
 
-    monkeypatch.setattr(bench_collect, "_START", 4.0)
+    settings = bench_collect._settings
+    monkeypatch.setattr(bench_collect, "_START", 0.0)
+    monkeypatch.setattr(bench_collect, "_settings", lambda request: (settings(request)[0], 1))  # as on one core
     monkeypatch.setattr(bench_replay, "bench_replay", lambda wanted, _: [wanted.capacity, wanted.batch])
     monkeypatch.setattr(bench, "bench_env", lambda wanted, _: wanted.games)
     monkeypatch.setattr(bench, "bench_train", lambda wanted, _: wanted.seconds)
-    record = call("bench", "--games", "1,2", "--seconds", "0.5", "--capacity", "2k", "--batch", "3,4", "--json").json
-    assert (record["env"], record["train"], record["replay"]) == ([1, 2], 0.5, [2000, [3, 4]])
+    learner = "--algo ppo --ppo.hidden 16 --ppo.rollout-steps 8 --ppo.batch-size 16"
+    line = f"bench --games 2 --seconds 0.125 --capacity 2k --batch 3,4 --actors 1 --no-compile --json {learner}"
+    record = call(line).json
+    assert (record["env"], record["train"], record["replay"]) == ([2], 0.125, [2000, [3, 4]])
     collected = record["collect"]
     assert collected["env"] == "gym:CartPole-v1"
     ways = ("bare", "in_step", "gymnasium", *(f"{where}_{collected['actors']}" for where in ("central", "actors")))
