@@ -31,7 +31,7 @@ TINY = Config(
     epochs=2,
     batch_size=32,
     hidden=(16,),
-    learning_rate=1e-2,
+    learning_rate=3e-2,
     learning_rate_end=1e-3,
     gamma=0.5,
     epsilon_high=0.5,
@@ -108,7 +108,7 @@ def learner_of(config: Config, rules: Rules, seed: int = 1, accumulate: int = 1)
     return Learner(rules, config, state, LANES, seed, Runtime(CPU), accumulate)
 
 
-def train(rules: Rules, iterations: int = 150, **options: Any) -> Learner:
+def train(rules: Rules, iterations: int = 40, **options: Any) -> Learner:
     learner = learner_of(dataclasses.replace(TINY, **options), rules)
     collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
     for iteration in range(iterations):

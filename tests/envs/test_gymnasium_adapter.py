@@ -307,21 +307,21 @@ def test_statistics_wrappers_fit_around() -> None:
 def test_vector_env_equals_sync_vector_env(variant: Any) -> None:
     """Same seeds and actions through Gymnasium's own vector of single environments: arrays and infos, key by key."""
     kwargs = {"time_limit": 12, **variant.options} | (SMALL if variant.game == "snake" else {"height": 6})
-    ours = gymnasium.make_vec(env_id(variant.game), num_envs=5, **kwargs)
+    ours = gymnasium.make_vec(env_id(variant.game), num_envs=3, **kwargs)
     theirs = SyncVectorEnv(
-        [lambda: gymnasium.make(env_id(variant.game), **kwargs)] * 5, autoreset_mode=AutoresetMode.SAME_STEP
+        [lambda: gymnasium.make(env_id(variant.game), **kwargs)] * 3, autoreset_mode=AutoresetMode.SAME_STEP
     )
     assert ours.metadata["autoreset_mode"] == theirs.metadata["autoreset_mode"]
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
     assert ours.single_observation_space == theirs.single_observation_space
-    seeds = [3, 1, 4, 1, 5]
+    seeds = [3, 1, 1]
     ours.action_space.seed(0)
     (obs, infos), (their_obs, their_infos) = ours.reset(seed=seeds), theirs.reset(seed=seeds)  # type: ignore[arg-type]
     np.testing.assert_array_equal(obs, their_obs)
     assert data_equivalence(infos, their_infos, exact=True)
     endings = 0
-    for _ in range(40):
+    for _ in range(30):
         actions = sample(ours.action_space, infos)
         step, their_step = ours.step(actions), theirs.step(actions)
         for x, y in zip(step[:4], their_step[:4], strict=True):

