@@ -106,6 +106,24 @@ def test_help_of_a_game_takes_the_algorithm_of_its_recipe() -> None:
     assert "options of dqn:" in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("train", "snake", "--algo", "mine"), ("train", "--algo", "mine", "snake"), ("train", "snake", "--algo=mine")],
+)
+def test_help_with_an_algorithm_of_ones_own(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("class Config:\n    speed: int = 3  # how fast\n\nclass Learner: ...\n")
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = call(*words, "--help")
+    assert code == 0
+    assert "options of snake:" in text
+    assert "options of mine:\n  --mine.speed N " in text
+    assert "ppo" not in text
+    code, _, err = call("train", "snake", "--algo", "mien", "--help")
+    assert (code, "There is no algorithm 'mien'" in err) == (2, True)
+
+
 def test_general_help_shows_no_options_of_a_game_or_algorithm() -> None:
     _, text, _ = call("train", "--help")
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]

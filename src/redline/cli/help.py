@@ -55,17 +55,19 @@ def _target(command: Command, words: list[str]) -> tuple[str, str]:
     """Return the environment and algorithm that help is wanted for, empty and auto where none is named."""
     if command.target is None or command.argument != "ENV":
         return "", "auto"
-    arguments = [word for word in words if not word.startswith("-")]
-    chosen = [second for first, second in itertools.pairwise(words) if first == "--algo"]
-    chosen += [word.partition("=")[2] for word in words if word.startswith("--algo=")]
+    pairs = list(itertools.pairwise(["", *words]))
+    arguments = [word for before, word in pairs if not word.startswith("-") and before != "--algo"]
+    named = [word for before, word in pairs if before == "--algo" and not word.startswith("-")]
+    named += [word.partition("=")[2] for word in words if word.startswith("--algo=")]
+    groups = [word[2:].partition(".")[0] for word in words if word.startswith("--") and "." in word]
     known = catalog.ALGORITHMS.names()
-    chosen += [word[2:].partition(".")[0] for word in words if word.startswith("--") and "." in word]
+    chosen = [*named, *(group for group in groups if group in known)]
     for word in arguments:
         try:
             catalog.env_options(word)
         except UserError:
             continue
-        algo = next((name for name in chosen if name in known), "auto")
+        algo = next((name for name in chosen if name != "auto"), "auto")
         request = Request([word], {"algo": algo})
         return word, command.target(request)[1] if algo != "auto" else catalog.default_algorithm(word)
     if arguments and not any(word.startswith("--") and word not in ("--help",) for word in words):
