@@ -49,6 +49,32 @@ def test_wrong_options_are_refused_with_a_sentence(option: tuple[str, ...], sent
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "replacement", "sentence"),
+    [
+        (
+            "        self.rollout_steps = config.rollout_steps\n",
+            "",
+            "Learner.rollout_steps of a2c is missing; expected a whole number above 0, the steps every environment plays",
+        ),
+        (
+            "            return select_actions(self.config, self.net, policy_input)\n",
+            "            return select_actions(self.config, self.net, policy_input)[0]\n",
+            "select_actions of a2c returned Tensor; expected the pair actions (N,) int64 and a tuple of the POLICY_OUTPUTS",
+        ),
+    ],
+)
+def test_a_mistake_in_the_learner_is_one_sentence(line: str, replacement: str, sentence: str, tmp_path: Path) -> None:
+    text = (FOLDER / "a2c.py").read_text(encoding="utf-8")
+    assert line in text
+    (tmp_path / "a2c.py").write_text(text.replace(line, replacement), encoding="utf-8")
+    small = ("--steps", "1k", "--num-envs", "8", "--no-compile", "--device", "cpu", "--eval-episodes", "0")
+    done = redline("train", "snake", "--algo", "a2c", *small, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"redline: {sentence}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_code_of_the_guide_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
     assert blocks

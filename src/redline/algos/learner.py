@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.core import random
+from redline.core.errors import UserError
 from redline.core.records import PolicyInput, Spec, Transition
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
@@ -83,7 +84,13 @@ class Learner(ABC):
         policy_input = PolicyInput(
             obs, legal, self.key, env_index, self.num_envs, self.acted, self.acted, self.progress
         )
-        action, outputs = self.select_actions(policy_input)
+        selected = self.select_actions(policy_input)
+        if not isinstance(selected, tuple) or len(selected) != 2:
+            raise UserError(
+                f"select_actions of {type(self).__module__} returned {type(selected).__name__}; expected the pair actions "
+                "(N,) int64 and a tuple of the POLICY_OUTPUTS: without outputs, return actions, ()."
+            )
+        action, outputs = selected
         self.record_actions(obs, legal, action, outputs)
         return action
 
@@ -168,3 +175,22 @@ class Learner(ABC):
 
     def close(self) -> None:  # noqa: B027 (optional)
         """Release threads and files. Nothing is called afterwards."""
+
+
+_COUNTS = {  # attribute -> meaning
+    "rollout_steps": "the steps every environment plays between two updates",
+    "samples_per_update": "the samples in one gradient step",
+    "updates_per_iteration": "the gradient steps in one call of update",
+}
+
+
+def check_counts(learner: Learner) -> None:
+    """Raise UserError, naming the attribute, if a learner lacks a count that the training loop reads."""
+    for name, meaning in _COUNTS.items():
+        value = getattr(learner, name, None)
+        if not isinstance(value, int) or value < 1:
+            problem = f"is {value!r}" if hasattr(learner, name) else "is missing"
+            raise UserError(
+                f"Learner.{name} of {type(learner).__module__} {problem}; expected a whole number above 0, {meaning}: "
+                "set it in __init__."
+            )
