@@ -364,6 +364,16 @@ def test_check(tmp_path: Path) -> None:
     assert call("check", "no_game", "--json").json["ok"] is False
 
 
+def test_check_of_a_game_or_oracle_that_cannot_be_loaded_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "unfinished.py").write_text("def step(:\n")
+    code, out, err = call("check unfinished")
+    assert (code, out) == (2, "")
+    assert err.startswith("redline: The game 'unfinished' cannot be imported: SyntaxError: ")
+    code, out, err = call("check snake --oracle nope")
+    assert (code, out) == (2, "")
+    assert err.startswith("redline: There is no oracle 'nope'")
+
+
 def test_version() -> None:
     assert call("--version") == (0, f"redline {redline.__version__}\n", "")
 

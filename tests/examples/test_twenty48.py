@@ -12,6 +12,7 @@ import torch
 import redline
 from redline import games, oracles, recipes
 from redline.testing import check_game
+from redline.tools import bench
 
 FOLDER = Path(__file__).parents[2] / "examples" / "twenty48"
 
@@ -28,9 +29,15 @@ def _in_the_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_it_keeps_the_contract() -> None:
-    report = check_game("twenty48", oracle="twenty48_oracle")
+    lines: list[str] = []
+    report = check_game("twenty48", show=lines.append)  # finds the oracle beside the game
     assert report.ok, report
-    assert "ok     oracle" in report.lines()
+    assert "ok     oracle" in lines
+    assert lines + report.closing_lines() == report.lines()
+
+
+def test_the_oracle_beside_it_is_measured() -> None:
+    assert (bench.plain_python("twenty48", 0.01) or 0) > 0
 
 
 @pytest.mark.parametrize(

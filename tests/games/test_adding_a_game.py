@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import redline
-from redline import games
+from redline import games, oracles
 from redline.core.records import Spec
 from redline.games import _contract
 from redline.testing import check_game
+from redline.tools import bench
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "adding-a-game.md").read_text()
 
@@ -38,6 +39,8 @@ def test_the_first_game_is_short() -> None:
 def test_the_game_keeps_the_contract(catch: str) -> None:
     report = check_game(catch)
     assert report.ok, report
+    assert oracles.find(catch) is None
+    assert bench.plain_python(catch, 0.01) is None
 
 
 def test_the_game_trains(catch: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy_game
 
+from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 from redline.oracles import below, bits
 from redline.testing import check_game
@@ -166,5 +167,7 @@ def test_float_observations_are_compared_as_floats() -> None:
 
 
 def test_an_unknown_game_and_oracle() -> None:
-    assert "There is no game 'snak'; did you mean 'snake'?" in str(check_game("snak"))
-    assert "There is no oracle 'no_such_oracle'" in str(check_game(toy_game, oracle="no_such_oracle"))
+    with pytest.raises(UserError, match=r"There is no game 'snak'; did you mean 'snake'\?"):
+        check_game("snak")
+    with pytest.raises(UserError, match="There is no oracle 'no_such_oracle'"):
+        check_game(toy_game, oracle="no_such_oracle")

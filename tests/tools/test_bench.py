@@ -161,12 +161,11 @@ def test_columns() -> None:
 
 
 def test_a_game_without_an_oracle_has_no_plain_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
     assert (bench.plain_python("snake", 0.01) or 0) > 0
-    monkeypatch.setattr(oracles, "load", missing)
-    assert bench.plain_python("snake", 0.01) is None
+    monkeypatch.setattr(oracles, "find", lambda game: None)  # noqa: ARG005
+    out = io.StringIO()
+    assert bench.bench_env(QUICK, out)["plain_python"] is None
+    assert "plain Python" not in out.getvalue()
 
 
 def test_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ class UnknownName(UserError):
     """No member has this name."""
 
 
+class ImportFailed(UserError):
+    """The module of a member cannot be imported."""
+
+
 def defines(*names: str) -> Callable[[str], bool]:
     """Return a test of source text: does it define each of `names` (function, class or assignment) at the top level?"""
     patterns = [re.compile(rf"^(?:def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE) for name in names]
@@ -120,7 +124,7 @@ class Registry(Generic[T]):
         try:
             return importlib.import_module(source) if isinstance(source, str) else source.load()
         except Exception as error:
-            raise UserError(f"The {self.kind} '{name}' ({where}) cannot be imported: {_describe(error)}") from error
+            raise ImportFailed(f"The {self.kind} '{name}' ({where}) cannot be imported: {_describe(error)}") from error
 
     def _import_outside(self, name: str) -> ModuleType:
         """Import a module that is no registered member by its import name, from the path or the current folder."""
@@ -133,9 +137,9 @@ class Registry(Generic[T]):
                 if error.name and f"{name}.".startswith(f"{error.name}."):
                     spec = None  # a parent package is missing
                 else:
-                    raise UserError(self._broken(name, error)) from error
+                    raise ImportFailed(self._broken(name, error)) from error
             except Exception as error:
-                raise UserError(self._broken(name, error)) from error
+                raise ImportFailed(self._broken(name, error)) from error
             if spec is None:
                 raise UnknownName(self.unknown(name))
             if "." not in name and not (
@@ -146,7 +150,7 @@ class Registry(Generic[T]):
             try:
                 return importlib.import_module(name)
             except Exception as error:
-                raise UserError(self._broken(name, error)) from error
+                raise ImportFailed(self._broken(name, error)) from error
 
     def unknown(self, name: str) -> str:
         """Return the sentence for a name that is no member, with the nearest that is."""

@@ -2,16 +2,17 @@
 
 An oracle is written from the rules alone. It shares nothing with the tensor game but its options and the random hash, so
 that a comparison step by step finds an error in either. A module in this folder that defines `Oracle` belongs to the game
-of the same name.
+of the same name; a game from outside has its oracle beside it, `catch_oracle.py` for `catch.py`.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.registry import Registry, defines
+from redline.core.registry import Registry, UnknownName, defines
 
 
 class Oracle(Protocol):
@@ -49,6 +50,17 @@ def names() -> list[str]:
 def load(name: str) -> type[Oracle]:
     """Return the oracle of the game called `name`, or of the module with this import name."""
     return registry.load(name)
+
+
+def find(game: str) -> type[Oracle] | None:
+    """Return the oracle of a loaded game: registered, in the module `GAME_oracle` beside it, or in its own; else None."""
+    if game in names():
+        return load(game)
+    try:
+        return load(f"{game}_oracle")
+    except UnknownName:
+        in_game = isinstance(getattr(sys.modules.get(game), "Oracle", None), type)
+        return load(game) if in_game else None
 
 
 def bits(key: int, counter: int) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from redline import games, oracles
 from redline.core.errors import UserError
+from redline.core.registry import ImportFailed, UnknownName
 from redline.envs.batch import Rules
 from redline.games import _contract
 from redline.testing.against_oracle import check_oracle
@@ -64,17 +65,25 @@ class Report:
     def lines(self) -> list[str]:
         """Return a line for each check: passed with all options, or the failures."""
         lines = []
-        for name, group in itertools.groupby(self.checks, key=lambda check: check.name):
-            failed = [check for check in group if check.failure]
-            lines += [
-                f"FAILED {name}{f' ({check.variant})' if check.variant else ''}: {check.failure}" for check in failed
-            ]
-            lines += [] if failed else [f"ok     {name}"]
-        lines += [f"note   {note}" for note in self.notes]
-        return [*lines, f"{self.game} {'keeps the contract' if self.ok else 'breaks the contract'}."]
+        for _, group in itertools.groupby(self.checks, key=lambda check: check.name):
+            lines += _lines(list(group))
+        return [*lines, *self.closing_lines()]
+
+    def closing_lines(self) -> list[str]:
+        """Return the lines after those of the checks: notes, and the verdict."""
+        verdict = f"{self.game} {'keeps the contract' if self.ok else 'breaks the contract'}."
+        return [*(f"note   {note}" for note in self.notes), verdict]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+def _lines(checks: list[Check]) -> list[str]:
+    """Return the lines of one check with all options."""
+    failed = [check for check in checks if check.failure]
+    if not failed:
+        return [f"ok     {checks[0].name}"]
+    return [f"FAILED {check.name}{check.variant and f' ({check.variant})'}: {check.failure}" for check in failed]
 
 
 def variants(name: str, config: type[Any]) -> list[Variant]:
@@ -103,22 +112,31 @@ def check_game(
     compiled: bool = False,
     num_envs: int = NUM_ENVS,
     steps: int = STEPS,
+    show: Callable[[str], None] | None = None,
 ) -> Report:
     """Check a game, given by name or as a module, against the contract and, where there is one, against its oracle.
 
-    oracle: an Oracle class, a module that defines one, or its import name. Built-in games have theirs.
+    oracle: an Oracle class, a module that defines one, or its import name. By default the one that belongs to the game:
+        of a built-in game its own, of `catch` the module `catch_oracle` beside it.
     compiled: also compare the compiled step with the eager one, which takes a C++ compiler and about a minute.
+    show: receives the lines of each check as soon as it has run, for all options.
+
+    Raise UserError if there is no such game or oracle, or if its module cannot be imported.
     """
     name = game if isinstance(game, str) else getattr(game, "__name__", type(game).__name__)
     notes: list[str] = []
     try:
         loaded = games.load(game) if isinstance(game, str) else _contract.build(name, game)
-        reference = _find_oracle(name, oracle)
+    except (UnknownName, ImportFailed):
+        raise
     except UserError as error:
-        return Report(name, (Check("members", "", str(error)),))
+        failed = Check("members", "", str(error))
+        _show(show, [failed])
+        return Report(name, (failed,))
+    reference = _find_oracle(name, oracle)
     checks: dict[str, Callable[[Rules], None]] = dict(CHECKS)
     if reference is None:
-        notes.append("No oracle was given: the rules themselves were not compared with anything.")
+        notes.append("There is no oracle: the rules themselves were not compared with anything.")
     else:
         checks["oracle"] = lambda rules: check_oracle(rules, reference, num_envs, steps)
     if torch.cuda.is_available():
@@ -127,15 +145,22 @@ def check_game(
         notes.append("There is no GPU: the game was checked on the CPU only.")
     if compiled:
         checks["compiled equals eager"] = lambda rules: check_compiled(rules, num_envs, steps)
-    outcomes = []
+    outcomes: list[Check] = []
     chosen = variants(name, loaded.Config)
     if odd := odd_rewards(name, loaded.Config).options:
         chosen.append(Variant(name, odd, "odd rewards"))
-    for variant in chosen:
-        rules = Rules(loaded, loaded.Config(**variant.options), 0)
-        outcomes += [Check(title, variant.label, _run(check, rules)) for title, check in checks.items()]
-    outcomes.sort(key=lambda outcome: list(checks).index(outcome.name))
+    rules = {variant.label: Rules(loaded, loaded.Config(**variant.options), 0) for variant in chosen}
+    for title, check in checks.items():
+        of_check = [Check(title, label, _run(check, variant_rules)) for label, variant_rules in rules.items()]
+        _show(show, of_check)
+        outcomes += of_check
     return Report(name, tuple(outcomes), tuple(notes))
+
+
+def _show(show: Callable[[str], None] | None, checks: list[Check]) -> None:
+    if show:
+        for line in _lines(checks):
+            show(line)
 
 
 def _run(check: Callable[[Rules], None], rules: Rules) -> str:
@@ -152,7 +177,7 @@ def _run(check: Callable[[Rules], None], rules: Rules) -> str:
 
 def _find_oracle(name: str, oracle: Any) -> type[oracles.Oracle] | None:
     if oracle is None:
-        return oracles.load(name) if name in oracles.names() else None
+        return oracles.find(name)
     if isinstance(oracle, str):
         return oracles.load(oracle)
     reference: type[oracles.Oracle] = getattr(oracle, "Oracle", oracle)

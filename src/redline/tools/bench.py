@@ -89,11 +89,10 @@ def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up
 
 def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float | None:
     """Return steps per second of one game in plain Python, observations included; None where it has no oracle."""
-    try:
-        oracle: Any = oracles.load(env)
-    except ModuleNotFoundError:
-        return None
     rules = rules or make_rules(env)
+    oracle: Any = oracles.find(env)
+    if oracle is None:
+        return None
     spec = rules.game.spec(rules.config)
     choices: Sequence[int] = range(spec.num_actions)
     steps = episode = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from redline.cli import catalog
@@ -12,22 +13,23 @@ from redline.cli.command import Command, Request, options_of
 class CheckOptions:
     """Options of `redline check`."""
 
-    oracle: str | None = None  # module with the same rules in plain Python, compared step by step
+    oracle: str | None = None  # module with the same rules in plain Python [MODULE_oracle, where there is one]
     compiled: bool = False  # also compare the compiled game with the eager one, which takes about a minute
 
 
 def run(request: Request) -> int:
-    """Print the outcome of every check; exit code 1 where the game breaks the contract."""
+    """Print the outcome of every check as soon as it has run; exit code 1 where the game breaks the contract."""
     options, name = request.build(CheckOptions), request.arguments[0]
     catalog.env_options(name)  # a missing module is an error of its own
     from redline.testing import check_game
 
-    report = check_game(name, options.oracle, options.compiled)
+    show = None if request.json else functools.partial(print, flush=True)
+    report = check_game(name, options.oracle, options.compiled, show=show)
     if request.json:
         checks = [check._asdict() for check in report.checks]
         request.print_json({"game": report.game, "ok": report.ok, "checks": checks, "notes": list(report.notes)})
     else:
-        print(report)
+        print("\n".join(report.closing_lines()))
     return 0 if report.ok else 1
 
 
