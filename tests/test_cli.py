@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from redline.cli.commands.train import closing_lines
 from redline.cli.parse import parse, split
 from redline.core.errors import UserError
 from redline.run import evaluate_tensor_games, resolve, session, settings
+from redline.run import progress as progress_lines
+from redline.run.agent import Agent
 
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (
@@ -208,6 +211,14 @@ def test_eval_with_a_budget_of_steps(run: str, monkeypatch: pytest.MonkeyPatch) 
     assert {**same, "seconds": 0} == {**result, "seconds": 0}
 
 
+def test_an_interrupted_run_is_continued_by_the_same_command(trained: tuple[Path, Output]) -> None:
+    options = {"steps": "20M", "run_dir": "my runs", "resume": "never"}
+    stopped = closing_lines(trained[1].json | {"stopped_by": "SIGINT"}, options)
+    assert stopped.endswith("train snake --steps 20M --run-dir 'my runs'")
+    ended = closing_lines(trained[1].json, options)
+    assert ended.endswith("train snake --run-dir 'my runs' --steps 960")
+
+
 def test_closing_lines_mention_games_that_were_stopped(trained: tuple[Path, Output]) -> None:
     result = trained[1].json
     assert result["finished"] == result["eval_episodes"] == 4
@@ -229,11 +240,28 @@ def test_eval_as_at_the_end_of_training(trained: tuple[Path, Output], run: str) 
         assert result[name] == trained[1].json[name]
 
 
-def test_eval_shows_progress_on_a_terminal_only(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_shows_progress(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar on a terminal; in a pipe a line every ten seconds, none for a short evaluation."""
     assert call("eval", run, "--episodes", "6", "--json").err == ""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(Stream, "terminal", True)
     monkeypatch.setattr(evaluate_tensor_games, "_LOOK_EVERY", 4)
-    assert "6 of 6 games" in call("eval", run, "--episodes", "6", "--json").err
+    output = call("eval", run, "--episodes", "6", "--json").err
+    assert "Evaluating" in output
+    assert "6 of 6 games" in output
+
+
+def test_eval_shows_progress_in_a_pipe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: Agent, episodes: int, seed: int, progress: Callable[[int], None], *budget: Any) -> dict[str, Any]:
+        del self, seed, budget
+        progress(2)
+        time.sleep(1.5)
+        raise UserError(f"{episodes} games take too long.")
+
+    monkeypatch.setattr(Agent, "evaluate", slow)
+    monkeypatch.setattr(progress_lines, "_PLAIN_SECONDS", 0.5)
+    assert "Evaluating: 0:01 so far, 2 of 6 games." in call("eval", run, "--episodes", "6").err
 
 
 def test_watch_in_the_terminal(run: str) -> None:
@@ -412,8 +440,8 @@ WRONG = {
     "train snak": "There is no game 'snak'; did you mean 'snake'?",
     "train zzzz": "There is no game 'zzzz'. Games: snake",
     "train snake --algo dqm": "There is no algorithm 'dqm'; did you mean 'dqn'?",
-    "train snake --stpes 5": "redline train has no option --stpes; did you mean 'steps'?",
-    "train snake --num-env 5": "redline train has no option --num-env; did you mean 'num-envs'?",
+    "train snake --stpes 5": "redline train has no option --stpes; did you mean '--steps'?",
+    "train snake --num-env 5": "redline train has no option --num-env; did you mean '--num-envs'?",
     "train snake --qqqq 5": "redline train has no option --qqqq.",
     "train snake --env snake": "redline train has no option --env",
     "train snake --env.widht 5": "There is no option env.widht; did you mean 'width'?",
@@ -429,14 +457,14 @@ WRONG = {
     "train snake --json=perhaps": "json is 'perhaps'; expected true or false.",
     "doctor --env snak": "There is no game 'snak'; did you mean 'snake'?",
     "doctor --algo zzzz": "There is no algorithm 'zzzz'",
-    "doctor --env.width 5": "redline doctor has no option --env.width; did you mean 'env'?",
+    "doctor --env.width 5": "redline doctor has no option --env.width; did you mean '--env'?",
     "bench envv": "There is no benchmark 'envv'; did you mean 'env'?",
     "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train, replay, collect.",
     "bench train --ppo.epochs 3": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
-    "bench env --game 5": "redline bench has no option --game; did you mean 'games'?",
+    "bench env --game 5": "redline bench has no option --game; did you mean '--games'?",
     "bench env --env snak": "There is no game 'snak'; did you mean 'snake'?",
     "list --game": "redline list has no option --game",
-    "eval RUN --episode 5": "redline eval has no option --episode; did you mean 'episodes'?",
+    "eval RUN --episode 5": "redline eval has no option --episode; did you mean '--episodes'?",
     # wrong types
     "train snake --num-envs many": "num_envs is 'many'; expected a number, such as 3, 1.5k or 20M.",
     "train snake --num-envs 1.5": "num_envs is '1.5'; expected a whole number.",
@@ -487,6 +515,10 @@ WRONG = {
     "watch RUN --terminal --fps 0": "fps is 0; expected more than 0",
     "watch RUN --terminal --games 0": "games is 0; expected at least 1.",
     "watch RUN --gif a.gif --max-steps 0": "max_steps is 0; expected at least 1.",
+    "watch RUN --gif missing/x.gif": "gif is 'missing/x.gif', but there is no folder missing; create it first.",
+    "train snake.py": "There is no game 'snake.py'; give the import name instead of a file: snake.",
+    "train ./snake.py": "There is no game './snake.py'; give the import name instead of a file: snake.",
+    "train snake --algo games/a2c.py": "There is no algorithm 'games/a2c.py'; give the import name instead of a file, from the folder games: a2c.",
     "watch RUN --gif out.mp4": "gif is 'out.mp4'; watch writes GIF files only: give a name that ends in .gif.",
     "check snak": "There is no game 'snak'; did you mean 'snake'?",
     "bench train --games 0": "games is (0,); expected one or more numbers of games",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from redline import algos, games, replay
 from redline.cli import schema
 from redline.cli.schema import Option
-from redline.core.errors import UserError, nearest
+from redline.core.errors import UserError, instead_of_file, nearest
 from redline.core.registry import Registry, defines
 
 # The packages' own registries validate what they load. These only list and locate.
@@ -94,6 +94,8 @@ def default_algorithm(env: str) -> str:
 
 def unknown_environment(name: str) -> str:
     """Return the sentence for an environment that does not exist, with the nearest that does."""
+    if hint := instead_of_file(name):
+        return f"There is no game '{name}'{hint}"
     import gymnasium
 
     if name in gymnasium.registry:

@@ -61,7 +61,7 @@ def split(name: str, command: Command, words: list[str]) -> Request:
                 value = queue.pop(0)
             options[plain] = value
         else:
-            hint = nearest(plain, own).replace("_", "-") or "."
+            hint = nearest(plain, own, "--").replace("_", "-") or "."
             raise UserError(f"redline {name} has no option --{key}{hint}")
     if command.argument and not arguments and not command.argument.startswith("["):
         raise UserError(f"redline {name} needs {command.argument}; see redline {name} --help.")

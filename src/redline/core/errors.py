@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -22,7 +24,22 @@ class EnvFailure(UserError):
     """A user's environment raised an exception or returned something its interface does not allow."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return `; did you mean 'X'?` for the closest of `choices`, or an empty string."""
+def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """Return `; did you mean 'X'?` for the closest of `choices`, shown after `prefix`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return f"; did you mean '{prefix}{close[0]}'?" if close else ""
+
+
+def instead_of_file(name: str) -> str:
+    """Return `; give the import name instead of a file: X.` if `name` is that of a Python file, or an empty string."""
+    path = Path(name)
+    if path.suffix != ".py":
+        return ""
+    folder = "" if path.parent == Path() else f", from the folder {path.parent}"
+    return f"; give the import name instead of a file{folder}: {path.stem}."
+
+
+def code_place(error: BaseException, file: str | None) -> str:
+    """Return ` (FILE, line N)` for the innermost line of `file` that an exception passed through, or an empty string."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
+    return f" ({Path(file).name}, line {lines[-1]})" if file and lines else ""

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
-from redline.core.errors import UserError, nearest
+from redline.core.errors import UserError, instead_of_file, nearest
 
 T = TypeVar("T")
 
@@ -154,6 +154,8 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str) -> str:
         """Return the sentence for a name that is no member, with the nearest that is."""
+        if place := instead_of_file(name):
+            return f"There is no {self.kind} '{name}'{place}"
         known = self.names()
         hint = nearest(name, known) or "."
         return (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redline import games
-from redline.core.errors import UserError, nearest
+from redline.core.errors import UserError, instead_of_file, nearest
 from redline.core.registry import UnknownName
 from redline.envs.batch import Rules
 from redline.envs.gym_game import GymGame
@@ -37,6 +37,8 @@ def load_game(name: str | ModuleType) -> games.Game:
         if GymGame.knows(name):
             message = f"There is no game '{name}'; did you mean 'gym:{name}'? gym:ID names a Gymnasium environment."
             raise UserError(message) from error
+        if place := instead_of_file(name):
+            raise UserError(f"There is no game '{name}'{place}") from error
         hint = nearest(kind, [*games.names(), *CPU_ENVS]) or "."
         known = [*games.names(), *(cpu_env.SPELLING for cpu_env in CPU_ENVS.values())]
         raise UserError(

@@ -26,26 +26,29 @@ def run(request: Request) -> int:
     """Evaluate every run on the same games, store each result in its run folder and print them."""
     from redline.run.agent import load_agent
     from redline.run.compare import evaluate_runs
+    from redline.run.progress import Progress
     from redline.run.run_folder import write_json
     from redline.tools.wording import comparison, evaluation
 
     options = request.build(EvalOptions)
     agents = [load_agent(Path(run), options.device) for run in request.arguments]
-    show = sys.stderr.isatty()
+    spec = agents[0].rules.game.spec(agents[0].rules.config)
+    screen = Progress(" · ".join(request.arguments), spec.score_name)
+    screen.start_activity("Evaluating")
+    total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")
 
     def progress(number: int, done: int) -> None:
-        if show:
-            total = f"{options.max_steps:,} steps" if options.max_steps else f"{options.episodes} games"
-            prefix = f"run {number + 1} of {len(agents)}: " if len(agents) > 1 else ""
-            print(f"\r{prefix}{done:,} of {total}", end="", file=sys.stderr, flush=True)
+        of_runs = f", run {number + 1} of {len(agents)}" if len(agents) > 1 else ""
+        screen.count(done, total, f"{unit}{of_runs}")
 
     budget = options.max_steps, options.sample
-    if len(agents) > 1:
-        result = evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
-    else:
-        result = agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
-    if show:
-        print("\r", end="", file=sys.stderr)
+    try:
+        if len(agents) > 1:
+            result = evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
+        else:
+            result = agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
+    finally:
+        screen.close()
     for agent, record in zip(agents, result.get("runs", [result]), strict=True):
         try:
             write_json(agent.path / "eval.json", record)
@@ -54,7 +57,6 @@ def run(request: Request) -> int:
     if request.json:
         request.print_json(result)
     else:
-        spec = agents[0].rules.game.spec(agents[0].rules.config)
         print(comparison(result, spec) if len(agents) > 1 else evaluation(result, spec))
     return 0
 

@@ -56,6 +56,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     """Return the summary of a training run and the commands to evaluate, watch and continue it."""
     from redline.envs import make_rules
     from redline.run.progress import duration, quantity
+    from redline.run.train import EXIT_CODES
     from redline.tools.wording import final_score, sampling_hint
 
     settings = result["settings"]
@@ -68,8 +69,12 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     if "score_mean" in result:
         lines += final_score(result, rules.game.spec(rules.config))
         lines += sampling_hint(result)
-    budget = {"minutes": f"{2 * settings['minutes']:g}"} if settings["minutes"] else {"steps": 2 * result["env_steps"]}
-    repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
+    if result["stopped_by"] in EXIT_CODES:  # before the budget was used up: the same command goes on
+        repeated = {name: value for name, value in options.items() if name != "resume"}
+    else:
+        minutes, steps = settings["minutes"], result["env_steps"]
+        budget = {"minutes": f"{2 * minutes:g}"} if minutes else {"steps": 2 * steps}
+        repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
     program, run_dir = _program(), result["run"]
     return "\n".join(
         [
@@ -77,7 +82,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
             f"Run folder: {run_dir}",
             f"  evaluate:  {program} eval {shlex.quote(run_dir)}",
             f"  watch:     {program} watch {shlex.quote(run_dir)} --terminal",
-            f"  continue:  {program} train {result['env']} {shlex.join(_words(repeated))}",
+            f"  continue:  {program} train {shlex.join([result['env'], *_words(repeated)])}",
         ]
     )
 

@@ -30,6 +30,8 @@ def run(request: Request) -> int:
         raise UserError("redline watch needs --terminal (play here) or --gif FILE (write an animation).")
     if options.gif and Path(options.gif).suffix.lower() != ".gif":
         raise UserError(f"gif is '{options.gif}'; watch writes GIF files only: give a name that ends in .gif.")
+    if options.gif and not (folder := Path(options.gif).parent).is_dir():
+        raise UserError(f"gif is '{options.gif}', but there is no folder {folder}; create it first.")
     from redline.run.agent import load_agent
     from redline.run.evaluate import HELD_OUT
     from redline.tools.watch import play_terminal, record_gif
