@@ -100,6 +100,7 @@ def test_help_of_a_game_shows_its_options_and_those_of_the_algorithm(algo: str) 
 def test_help_of_a_game_takes_the_algorithm_of_its_recipe() -> None:
     _, text, _ = call("train", "snake", "--help")
     assert "options of ppo:" in text
+    assert "redline doctor --env snake shows those chosen for this machine." in text
     assert "--dqn." not in text
     assert "--steps N" not in text
     _, text, _ = call("train", "snake", "--dqn.dueling", "--help")
@@ -129,6 +130,7 @@ def test_general_help_shows_no_options_of_a_game_or_algorithm() -> None:
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     assert "--steps" in listed
     assert "--config" in listed
+    assert "--save-replay / --no-save-replay" in text
     assert not any("." in name for name in listed)
 
 

@@ -40,6 +40,10 @@ def command_help(name: str, command: Command, words: list[str]) -> str:
                 f"options of {algo}:",
                 *_entries(catalog.algorithm_options(algo), f"{catalog.group_of(algo)}."),
             ]
+            defaults = (
+                f"These are the algorithm's defaults; redline doctor --env {env} shows those chosen for this machine."
+            )
+            lines += ["", defaults]
         lines += ["", f"General options, such as --steps, --num-envs and --device: redline {name} --help."]
         return "\n".join(lines)
     lines += ["options:", *_entries(own_options(command).values(), "")]
@@ -79,16 +83,16 @@ def _entries(options: Iterable[Option], prefix: str) -> list[str]:
     lines = []
     for option in options:
         flag = f"{prefix}{option.name.replace('_', '-')}"
-        shown = f"--{flag}.NAME" if option.is_mapping else f"--{_negation(option)}{flag}"
+        shown = f"--{flag}.NAME" if option.is_mapping else _spelling(option, flag)
         lines.append(_entry(f"{shown} {type_name(option.kind)}".rstrip(), f"{option.help} {_default(option)}".strip()))
     return lines
 
 
-def _negation(option: Option) -> str:
-    """Return the prefix that switches a flag off, where that is of use."""
+def _spelling(option: Option, flag: str) -> str:
+    """Return how to give an option: a flag that is not off by default has two forms."""
     if not option.is_flag or option.default is False:
-        return ""
-    return "no-" if option.default is True else "[no-]"
+        return f"--{flag}"
+    return f"--{flag} / --no-{flag}" if option.default is True else f"--[no-]{flag}"
 
 
 def _default(option: Option) -> str:
