@@ -91,7 +91,7 @@ class NoBatchSize:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("Config", config) for config in (NoDataclass, NoDefault, NotFrozen, NoBatchSize)),
+        ("Config", NoDataclass),
         ("Learner", NoDataclass),
         ("Learner", 3),
         ("select_actions", "greedy"),
@@ -105,6 +105,15 @@ class NoBatchSize:
 def test_a_wrong_member_is_named(name: str, value: Any, members: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"^{name} of the algorithm 'mine' is .*; expected "):
         from_module("mine", module(members | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [(NoDefault, "has no default for batch_size"), (NotFrozen, "is not frozen"), (NoBatchSize, "has no batch_size")],
+)
+def test_the_fault_of_a_config_is_named(config: type, problem: str, members: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"^Config of the algorithm 'mine' {problem}; expected a frozen dataclass"):
+        from_module("mine", module(members | {"Config": config}))
 
 
 def test_a_learner_with_methods_missing_is_refused(members: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import redline
 from redline import games, oracles
+from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.games import _contract
 from redline.testing import check_game
@@ -41,6 +42,14 @@ def test_the_game_keeps_the_contract(catch: str) -> None:
     assert report.ok, report
     assert oracles.find(catch) is None
     assert bench.plain_python(catch, 0.01) is None
+
+
+def test_an_exception_is_reported_with_its_line(catch: str) -> None:
+    text = Path("catch.py").read_text()
+    Path("catch.py").write_text(f"{text}\n\ndef observe(config, state):\n    return missing\n")
+    line = len(text.splitlines()) + 4
+    with pytest.raises(UserError, match=rf"observe failed with NameError: .*'missing' .* \(catch\.py, line {line}\)"):
+        games.load(catch)
 
 
 def test_the_game_trains(catch: str, tmp_path: Path) -> None:

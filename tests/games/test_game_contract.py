@@ -7,7 +7,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +52,11 @@ class Demanding:
     cells: int
 
 
+@dataclass(frozen=True)
+class Listed:
+    walls: list = field(default_factory=list)  # type: ignore[type-arg]
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("no step", {"step": None}, "has no member 'step'; expected step(config, state, action) -> (State, reward"),
     ("no spec", {"spec": None}, "has no member 'spec'; expected spec(config) -> Spec"),
@@ -60,6 +65,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("Config a dict", {"Config": dict}, "Config is the class <class 'dict'>; expected a frozen dataclass"),
     ("Config not frozen", {"Config": Changeable}, "expected @dataclass(frozen=True)"),
     ("Config without default", {"Config": Demanding}, "Config failed with TypeError: "),
+    (
+        "Config with a list",
+        {"Config": Listed},
+        "Config.walls has the type list; expected int, float, bool, str or Literal",
+    ),
     ("VERSION", {"VERSION": "1.0"}, "VERSION is '1.0'; expected a whole number"),
     ("HIDDEN", {"HIDDEN": ("keys",)}, "HIDDEN names 'keys'; expected fields of State: place, coins, key"),
     ("LIVE", {"LIVE": "reward"}, "LIVE is 'reward'; expected a tuple of names"),

@@ -93,6 +93,8 @@ def from_module(name: str, module: ModuleType) -> Algorithm:
     members = {member: getattr(module, member) for member in (*_REQUIRED, *_OPTIONAL) if hasattr(module, member)}
     for member, expected in (_REQUIRED | _OPTIONAL).items():
         if member in members:
+            if member == "Config" and (problem := _config_problem(members[member])):
+                raise UserError(f"Config of the algorithm '{name}' {problem}; expected {expected}.")
             if not _holds(member, members[member]):
                 raise UserError(f"{member} of the algorithm '{name}' is {members[member]!r}; expected {expected}.")
         elif member in _REQUIRED:
@@ -111,7 +113,7 @@ def from_module(name: str, module: ModuleType) -> Algorithm:
 def _holds(member: str, value: Any) -> bool:
     """Return whether a member has the type it must have."""
     if member == "Config":
-        return _is_config(value)
+        return not _config_problem(value)
     if member == "Learner":
         return isinstance(value, type) and issubclass(value, Learner)
     if member in ("POLICY_OUTPUTS", "RESUME_FIXED"):
@@ -123,10 +125,14 @@ def _holds(member: str, value: Any) -> bool:
     return callable(value)
 
 
-def _is_config(value: Any) -> bool:
+def _config_problem(value: Any) -> str:
+    """Return why a value cannot be an algorithm's Config, as the end of a sentence, or an empty string."""
     if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
-        return False
-    missing = dataclasses.MISSING
-    fields = {x.name: x.default is not missing or x.default_factory is not missing for x in dataclasses.fields(value)}
-    frozen = value.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return bool(frozen and all(fields.values()) and "batch_size" in fields)
+        return f"is {value!r}"
+    if not value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "is not frozen"
+    missing, fields = dataclasses.MISSING, dataclasses.fields(value)
+    required = [field.name for field in fields if field.default is missing and field.default_factory is missing]
+    if required:
+        return f"has no default for {required[0]}"
+    return "" if any(field.name == "batch_size" for field in fields) else "has no batch_size"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from redline.core import random
-from redline.core.errors import UserError
+from redline.core.errors import UserError, code_place
 from redline.core.records import Events, Spec
 from redline.games._contract import REQUIRED, Game
 
@@ -61,7 +61,8 @@ def _call(game: Game, member: str, function: Callable[..., Any], *arguments: Any
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise _Fault(f"The game '{game.name}': {member} failed with {type(error).__name__}: {reason}") from error
+        place = code_place(error, getattr(game.module, "__file__", None))
+        raise _Fault(f"The game '{game.name}': {member} failed with {type(error).__name__}: {reason}{place}") from error
 
 
 def _validate_constants(game: Game) -> None:
@@ -69,6 +70,10 @@ def _validate_constants(game: Game) -> None:
         raise fault(game, "Config", f"is {_kind(game.Config)}", REQUIRED["Config"])
     if not game.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise fault(game, "Config", "is a dataclass that can be changed", "@dataclass(frozen=True)")
+    for name, kind in _call(game, "Config", get_type_hints, game.Config).items():
+        if kind not in (int, float, bool, str) and get_origin(kind) not in (Literal, ClassVar):
+            shown = kind.__name__ if isinstance(kind, type) else kind
+            raise fault(game, f"Config.{name}", f"has the type {shown}", "int, float, bool, str or Literal[…]")
     if not (isinstance(game.State, type) and issubclass(game.State, tuple) and hasattr(game.State, "_fields")):
         raise fault(game, "State", f"is {_kind(game.State)}", REQUIRED["State"])
     if type(game.VERSION) is not int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import torch
 
 from redline import games, oracles
-from redline.core.errors import UserError
+from redline.core.errors import UserError, code_place
 from redline.core.registry import ImportFailed, UnknownName
 from redline.envs.batch import Rules
 from redline.games import _contract
@@ -171,7 +171,8 @@ def _run(check: Callable[[Rules], None], rules: Rules) -> str:
     except (Broken, UserError) as error:
         return str(error)
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        place = code_place(error, getattr(rules.game.module, "__file__", None))
+        return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
     return ""
 
 
