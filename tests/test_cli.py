@@ -518,7 +518,7 @@ WRONG = {
     "watch RUN --gif missing/x.gif": "gif is 'missing/x.gif', but there is no folder missing; create it first.",
     "train snake.py": "There is no game 'snake.py'; give the import name instead of a file: snake.",
     "train ./snake.py": "There is no game './snake.py'; give the import name instead of a file: snake.",
-    "train snake --algo games/a2c.py": "There is no algorithm 'games/a2c.py'; give the import name instead of a file, from the folder games: a2c.",
+    "train snake --algo my/a2c.py": "There is no algorithm 'my/a2c.py'; give the import name instead of a file, from the",
     "watch RUN --gif out.mp4": "gif is 'out.mp4'; watch writes GIF files only: give a name that ends in .gif.",
     "check snak": "There is no game 'snak'; did you mean 'snake'?",
     "bench train --games 0": "games is (0,); expected one or more numbers of games",

@@ -100,7 +100,7 @@ def test_help_of_a_game_shows_its_options_and_those_of_the_algorithm(algo: str) 
 def test_help_of_a_game_takes_the_algorithm_of_its_recipe() -> None:
     _, text, _ = call("train", "snake", "--help")
     assert "options of ppo:" in text
-    assert "redline doctor --env snake shows those chosen for this machine." in text
+    assert "redline doctor --env snake shows the values for this machine." in text
     assert "--dqn." not in text
     assert "--steps N" not in text
     _, text, _ = call("train", "snake", "--dqn.dueling", "--help")

@@ -40,10 +40,10 @@ def command_help(name: str, command: Command, words: list[str]) -> str:
                 f"options of {algo}:",
                 *_entries(catalog.algorithm_options(algo), f"{catalog.group_of(algo)}."),
             ]
-            defaults = (
-                f"These are the algorithm's defaults; redline doctor --env {env} shows those chosen for this machine."
-            )
-            lines += ["", defaults]
+        lines += [
+            "",
+            f"Recipe and hardware may change these: redline doctor --env {env} shows the values for this machine.",
+        ]
         lines += ["", f"General options, such as --steps, --num-envs and --device: redline {name} --help."]
         return "\n".join(lines)
     lines += ["options:", *_entries(own_options(command).values(), "")]
