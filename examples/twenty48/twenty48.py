@@ -18,13 +18,15 @@ from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 
-EXPONENTS = 14  # planes of an observation: empty, 2, 4, … 8192 and above
+LINE_FEATURES = 4  # of a row or column: empty cells, merges, disorder, weight
 HIDDEN = ("drawn", "key")
 LIVE = ("reward_scale",)
 PALETTE = (
     ("empty", (205, 193, 180)),
     *((str(2**n), (238 - 4 * n, 228 - 12 * n, 218 - 12 * n)) for n in range(1, 18)),
 )
+
+_tables: dict[torch.device, _Lines] = {}
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,23 @@ class State(NamedTuple):
 def spec(config: Config) -> Spec:
     """Describe observations and actions."""
     del config
-    scale = (1.0,) * (EXPONENTS + 2)
-    shape = (EXPONENTS + 2, 4, 4)
-    return Spec(shape, torch.uint8, scale, 1, num_actions=4, score_name="points", masked=True, winnable=False)
+    features = 1 + 8 * LINE_FEATURES
+    return Spec(
+        obs_shape=(4, features),
+        obs_dtype=torch.float32,
+        obs_scale=(1.0,) * features,
+        obs_high=float("inf"),
+        num_actions=4,
+        score_name="points",
+        masked=True,
+        afterstates=True,
+        winnable=False,
+    )
 
 
 def init(config: Config, key: Tensor) -> State:
     """Start games with two tiles. key (N,) int32."""
+    _moves(key.device)  # make the tables here, before anything is compiled
     board = torch.zeros(key.shape[0], 4, 4, dtype=torch.int8, device=key.device)
     state = State(board, torch.zeros_like(key), key)
     return _add_tile(config, _add_tile(config, state))
@@ -64,7 +76,10 @@ def init(config: Config, key: Tensor) -> State:
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
     """Slide the tiles to one side and add a new one. action (N,) integer."""
-    board, points = _slide(state.board, action)
+    boards, gains = _afterstates(state.board)
+    choice = action.to(torch.int64).clamp(0, 3)
+    board = boards.gather(1, choice.view(-1, 1, 1, 1).expand(-1, 1, 4, 4)).squeeze(1)
+    points = gains.gather(1, choice.unsqueeze(1)).squeeze(1)
     moved = (board != state.board).flatten(1).any(1)
     added = _add_tile(config, state._replace(board=board))
     after = State(
@@ -78,26 +93,18 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 16, 4, 4) uint8: a plane for each exponent, then cells that equal the one to the right, or below."""
-    del config
-    kinds = torch.arange(EXPONENTS, dtype=torch.int8, device=state.board.device).view(1, -1, 1, 1)
-    planes = state.board.clamp(max=EXPONENTS - 1).unsqueeze(1) == kinds
-    right, below = (_pad(equal, axis) for axis, equal in ((2, _equal(state.board, 2)), (1, _equal(state.board, 1))))
-    return torch.cat([planes, right.unsqueeze(1), below.unsqueeze(1)], 1).to(torch.uint8)
+    """(N, 4, F) float32: for each move its reward, then features of the rows and columns it leads to."""
+    boards, points = _afterstates(state.board)
+    lines = torch.cat([boards, boards.transpose(2, 3)], 2)  # (N, 4, 8, 4)
+    features = _moves(boards.device).features[_number(lines)].flatten(2)
+    return torch.cat([points.unsqueeze(2) * config.reward_scale, features], 2)
 
 
 def legal(config: Config, state: State) -> Tensor:
     """(N, 4) bool: a move must slide or merge a tile."""
     del config
-    moves = []
-    for axis in (1, 2):
-        first, second = state.board.narrow(axis, 0, 3), state.board.narrow(axis, 1, 3)
-        merges = _equal(state.board, axis)
-        back = (((first == 0) & (second > 0)) | merges).flatten(1).any(1)  # up or left
-        ahead = (((first > 0) & (second == 0)) | merges).flatten(1).any(1)  # down or right
-        moves += [back, ahead]
-    up, down, left, right = moves
-    return torch.stack([up, right, down, left], 1)
+    boards, _ = _afterstates(state.board)
+    return (boards != state.board.unsqueeze(1)).flatten(2).any(2)
 
 
 def cells(config: Config, state: State) -> Tensor:
@@ -106,31 +113,56 @@ def cells(config: Config, state: State) -> Tensor:
     return state.board.to(torch.uint8)
 
 
-def _slide(board: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the boards after the move, before a new tile, and the points (N,) int32 of it."""
-    vertical = ((action == 0) | (action == 2)).view(-1, 1, 1)
-    mirrored = ((action == 1) | (action == 2)).view(-1, 1, 1)
-    turned = torch.where(vertical, board.transpose(1, 2), board)
-    turned = torch.where(mirrored, turned.flip(2), turned)
-    row = _pack(list(turned.unbind(2)))  # four tensors (N, 4), slid to the left
-    points = torch.zeros_like(row[0], dtype=torch.int32)
-    for i in range(3):
-        merges = (row[i] == row[i + 1]) & (row[i] > 0)
-        row[i] = row[i] + merges.to(torch.int8)
-        row[i + 1] = torch.where(merges, 0, row[i + 1])
-        points = points + torch.where(merges, torch.ones_like(points) << row[i].to(torch.int32), 0)
-    turned = torch.stack(_pack(row), 2)
-    turned = torch.where(mirrored, turned.flip(2), turned)
-    return torch.where(vertical, turned.transpose(1, 2), turned), points.sum(1, dtype=torch.int32)
+class _Lines(NamedTuple):
+    """Tables over all lines of four cells, numbered by `_number`."""
+
+    slid: Tensor  # (65536, 4) int8: the line after it slides left
+    points: Tensor  # (65536,) int32: earned by that
+    features: Tensor  # (65536, 4) float32: empty cells, possible merges, disorder and weight, each about 1
 
 
-def _pack(row: list[Tensor]) -> list[Tensor]:
+def _afterstates(board: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the boards (N, 4, 4, 4) after each move, before a new tile, and the points (N, 4) int32 of each."""
+    table, columns = _moves(board.device), board.transpose(1, 2)
+    number = _number(torch.stack([columns, board.flip(2), columns.flip(2), board], 1))  # each line slides left
+    up, right, down, left = table.slid[number].unbind(1)
+    boards = [up.transpose(1, 2), right.flip(2), down.flip(2).transpose(1, 2), left]
+    return torch.stack(boards, 1), table.points[number].sum(2, dtype=torch.int32)
+
+
+def _number(lines: Tensor) -> Tensor:
+    """Return the number (…) int64, 4 bits for each cell, of lines (…, 4) int8."""
+    cell = lines.to(torch.int64)
+    return cell[..., 0] | cell[..., 1] << 4 | cell[..., 2] << 8 | cell[..., 3] << 12
+
+
+def _moves(device: torch.device) -> _Lines:
+    """Return the tables, made once for each device."""
+    if device not in _tables:
+        number = torch.arange(16**4)
+        cells = [(number >> 4 * i & 15).to(torch.int8) for i in range(4)]
+        line, points = _pack(list(cells)), torch.zeros(16**4, dtype=torch.int32)
+        for i in range(3):
+            merges = (line[i] == line[i + 1]) & (line[i] > 0)
+            line[i] = (line[i] + merges.to(torch.int8)).clamp(max=15)
+            line[i + 1] = torch.where(merges, 0, line[i + 1])
+            points += torch.where(merges, 1 << line[i].to(torch.int32), 0)
+        exponent = torch.stack(cells, 1).to(torch.float32)
+        rises = exponent[:, 1:].pow(4) - exponent[:, :-1].pow(4)
+        disorder = torch.minimum(rises.clamp(min=0).sum(1), (-rises).clamp(min=0).sum(1)) / 2000
+        weight, merges = exponent.pow(3.5).sum(1) / 2000, (points > 0).to(torch.float32)
+        features = torch.stack([(exponent == 0).sum(1) / 2, merges, disorder, weight], 1)
+        _tables[device] = _Lines(torch.stack(_pack(line), 1).to(device), points.to(device), features.to(device))
+    return _tables[device]
+
+
+def _pack(line: list[Tensor]) -> list[Tensor]:
     """Move empty cells to the end, keeping the order of the others."""
     for last in (3, 2, 1):
         for i in range(last):
-            empty = row[i] == 0
-            row[i], row[i + 1] = torch.where(empty, row[i + 1], row[i]), torch.where(empty, 0, row[i + 1])
-    return row
+            empty = line[i] == 0
+            line[i], line[i + 1] = torch.where(empty, line[i + 1], line[i]), torch.where(empty, 0, line[i + 1])
+    return line
 
 
 def _add_tile(config: Config, state: State) -> State:
@@ -142,12 +174,3 @@ def _add_tile(config: Config, state: State) -> State:
     tile = (1 + four.to(torch.int8)).unsqueeze(1)
     board = torch.where(here & empty, tile, state.board.flatten(1)).view(-1, 4, 4)
     return State(board, state.drawn + 1, state.key)
-
-
-def _equal(board: Tensor, axis: int) -> Tensor:
-    """Pairs of neighbours along an axis that hold the same tile, bool, 3 long on that axis."""
-    return (board.narrow(axis, 0, 3) == board.narrow(axis, 1, 3)) & (board.narrow(axis, 0, 3) > 0)
-
-
-def _pad(pairs: Tensor, axis: int) -> Tensor:
-    return torch.cat([pairs, torch.zeros_like(pairs.narrow(axis, 0, 1))], axis)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from redline.oracles import below, bits
-
-EXPONENTS = 14
 
 
 class Oracle:
@@ -32,18 +31,15 @@ class Oracle:
     def state(self) -> dict[str, Any]:
         return {"board": self.board, "drawn": self.drawn, "key": self.key}
 
-    def observe(self) -> list[list[list[int]]]:
-        """Planes of the exponents, then of the cells that equal the one to the right, or below."""
-        planes = [
-            [[int(min(cell, EXPONENTS - 1) == kind) for cell in row] for row in self.board] for kind in range(EXPONENTS)
-        ]
-        right = [[int(c < 3 and row[c] > 0 and row[c] == row[c + 1]) for c in range(4)] for row in self.board]
-        columns = list(zip(*self.board, strict=True))
-        below = [
-            [int(r < 3 and columns[c][r] > 0 and columns[c][r] == columns[c][r + 1]) for c in range(4)]
-            for r in range(4)
-        ]
-        return [*planes, right, below]
+    def observe(self) -> list[list[float]]:
+        """For each move its reward, then the features of the rows and columns it leads to."""
+        observation = []
+        for action in range(4):
+            board, points = slide(self.board, action)
+            lines = [*board, *(list(column) for column in zip(*board, strict=True))]
+            features = [feature for line in lines for feature in line_features(line)]
+            observation.append([points * self.config.reward_scale, *features])
+        return observation
 
     def _add_tile(self) -> None:
         empty = [(row, column) for row in range(4) for column in range(4) if not self.board[row][column]]
@@ -70,3 +66,12 @@ def slide(board: list[list[int]], action: int) -> tuple[list[list[int]], int]:
         merged += [0] * (4 - len(merged))
         moved.append(merged[::-1] if action in (1, 2) else merged)
     return ([list(column) for column in zip(*moved, strict=True)] if action in (0, 2) else moved), points
+
+
+def line_features(line: list[int]) -> list[float]:
+    """Empty cells, a possible merge, disorder and weight of a row or column, each about 1."""
+    tiles = [tile for tile in line if tile]
+    merges = any(a == b for a, b in pairwise(tiles))
+    rises = [b**4 - a**4 for a, b in pairwise(line)]
+    disorder = min(sum(max(rise, 0) for rise in rises), sum(max(-rise, 0) for rise in rises))
+    return [line.count(0) / 2, float(merges), disorder / 2000, sum(tile**3.5 for tile in line) / 2000]

@@ -54,11 +54,11 @@ def test_rows_slid_by_hand(row: list[int], after: list[int], points: int) -> Non
     game = games.load("twenty48").module
     board = torch.zeros(1, 4, 4, dtype=torch.int8)
     board[0, 1] = torch.tensor(row)
-    slid, scored = game._slide(board, torch.tensor([3]))
-    assert slid[0, 1].tolist() == after
-    assert scored.tolist() == [points]
-    turned, _ = game._slide(board.transpose(1, 2), torch.tensor([0]))
-    assert turned[0, :, 1].tolist() == after
+    boards, scored = game._afterstates(board)
+    assert boards[0, 3, 1].tolist() == after  # left
+    assert scored[0, 3].item() == points
+    turned, _ = game._afterstates(board.transpose(1, 2))
+    assert turned[0, 0, :, 1].tolist() == after  # up
 
 
 def test_it_trains_with_its_recipe(tmp_path: Path) -> None:
