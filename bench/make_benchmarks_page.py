@@ -29,7 +29,8 @@ INTRODUCTION = {
     LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
     SPEED: "Environment steps per second, after compilation, with observations and auto-reset.",
     PEERS: "The same machine and the same run for both sides.",
-    REPLAY: "Transitions per second that are sampled and delivered to the device, and training with each kind of memory.",
+    REPLAY: "Transitions per second that are sampled and delivered to the device, and training with each kind of memory. "
+    "The two memmap sampling rates come from a benchmark that sampled from a nearly empty file; they must be measured again.",
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
 }
@@ -231,6 +232,14 @@ def verified(file: Record) -> Iterator[Row]:
     )
 
 
+def learners_redesign(file: Record) -> Iterator[Row]:
+    """Return the learner speeds of two trees, measured in one run."""
+    before = file["env_steps_per_second_before"]
+    for name, speed in file["env_steps_per_second"].items():
+        what = f"`bench/learners.py` {name}; commit {file['commit_before']} in the same run: {quantity(before[name])}"
+        yield Row(SPEED, what, f"{quantity(speed)} env-steps/s")
+
+
 # ---- beside others, replay, collecting
 
 
@@ -312,6 +321,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "gpu-start-warm": started,
     "gpu-train": train_table,
     "learners-h200": learners,
+    "learners-redesign-h200": learners_redesign,
     "mario-h200": mario,
     "replay-cpu": replay_peers,
     "replay-h200": replay,

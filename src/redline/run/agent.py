@@ -34,6 +34,11 @@ class Agent:
     device: torch.device
     env_steps: int  # trained with
 
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """The options of the environment it was trained on: `redline.make(env, **agent.env_options)`."""
+        return dict(vars(self.rules.config))
+
     def act(self, obs: Any, legal: Any = None) -> Any:
         """Return the greedy action for an observation, or the actions for a batch of N observations.
 
