@@ -670,7 +670,7 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
 def test_what_games_cannot_have_is_refused(options: dict[str, Any]) -> None:
     plain = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
     after = dataclasses.replace(plain, obs_shape=(3, 3), afterstates=True)
-    with pytest.raises(UserError, match=r"^distribution is on; with afterstates .*\.$"):
+    with pytest.raises(UserError, match=r"^distribution is on, but with afterstates .*\.$"):
         learner_of(dataclasses.replace(TINY, **options), spec=after)
     with pytest.raises(UserError, match=r"^dqn\.munchausen is on; expected a game in which every action is legal"):
         learner_of(dataclasses.replace(TINY, **options | MUNCHAUSEN), spec=dataclasses.replace(plain, masked=True))

@@ -386,7 +386,7 @@ def test_four_parts_have_the_gradient_of_the_whole(algo: Any) -> None:
 
 
 def test_four_parts_of_fixed_advantages_have_the_gradient_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ppo, "normalised", lambda advantages, *_: advantages)
+    monkeypatch.setattr(ppo, "normalize", lambda advantages, *_: advantages)
     assert_same_gradients(gradients_of(ppo, 4), gradients_of(ppo, 1))
 
 

@@ -374,7 +374,8 @@ def walk() -> Rules:
         return torch.stack([cell == x.unsqueeze(1) for x in (state.place, state.goal)], 1).to(torch.uint8)
 
     spec = Spec((2, CELLS), torch.uint8, (1.0, 1.0), 1, 3, "goals")
-    game = SimpleNamespace(State=Walker, HIDDEN=("key",), init=init, step=step, observe=observe, spec=lambda _: spec)
+    functions = {"init": init, "step": step, "observe": observe, "spec": lambda _: spec}
+    game = SimpleNamespace(State=Walker, HIDDEN=("key",), ON_CPU=False, name="walk", **functions)
     return Rules(game, None, time_limit=7)  # type: ignore[arg-type]
 
 

@@ -661,7 +661,7 @@ def test_options_that_need_others() -> None:
 
 def test_gymnasium_refuses_an_illegal_placement() -> None:
     """The last number stands for a placement of T, J and L only. The game goes on after a refusal."""
-    env = gymnasium.make("redline/Tetris-v0")
+    env = gymnasium.make("redline/Tetris-v0", on_illegal="raise")
     refused = 0
     for seed in range(12):
         env.reset(seed=seed)
