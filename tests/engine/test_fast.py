@@ -18,6 +18,7 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Hardware, Spec, map_record
 from redline.engine import fast
 from redline.envs.batch import Rules
+from redline.replay.windows import ending_of
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -395,7 +396,7 @@ def test_compiled_equals_eager() -> None:
         assert losses[0] == pytest.approx(losses[1], rel=1e-3)
         assert_same(ours, theirs, exact=False)
     assert theirs.updates == 46
-    assert theirs.learner.memory.ended.unique().tolist() == [0, 1, 2]
+    assert ending_of(theirs.learner.memory.steps[:, 1]).unique().tolist() == [0, 1, 2]
     for session in (ours, theirs):
         session.learner.acted.fill_(10**9)  # long past all exploration, but for a thousandth
         session.learner.online.requires_grad_(False)

@@ -37,7 +37,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     "session", [(i, "ppo", g) for i in ("actors", "central") for g in (False, True)], indirect=True
 )
 def test_a_rollout_is_in_order(session: Session) -> None:
-    session._start()
+    session.collector = session.collector.start(0.0)
     for _ in range(6):
         session._play()
         learner = session.learner
