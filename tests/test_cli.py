@@ -219,6 +219,11 @@ def test_an_interrupted_run_is_continued_by_the_same_command(trained: tuple[Path
     assert ended.endswith("train snake --run-dir 'my runs' --steps 960")
 
 
+def test_the_time_of_preparation_is_shown_apart(trained: tuple[Path, Output]) -> None:
+    lines = closing_lines(trained[1].json | {"seconds": 118.0, "preparation_seconds": 76.0}, {})
+    assert lines.startswith("480 steps in 0:42 of training after 1:16 of preparation (")
+
+
 def test_closing_lines_mention_games_that_were_stopped(trained: tuple[Path, Output]) -> None:
     result = trained[1].json
     assert result["finished"] == result["eval_episodes"] == 4

@@ -203,8 +203,13 @@ def test_result(straight: Path) -> None:
     assert result["eval_episodes"] == 4
     assert result["episodes"] > FULL / 12 - 16  # none lasts longer than the time limit
     assert 0 < result["seconds"] < 300
-    assert result["env_steps_per_second"] == pytest.approx(FULL / result["seconds"], rel=0.01)
-    assert result["samples_per_second"] == pytest.approx(result["samples_trained"] / result["seconds"], rel=0.01)
+    records = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    first = next(record for record in records if record["updates"])
+    training = result["seconds"] - result["preparation_seconds"]  # speeds are those of training alone
+    assert result["preparation_seconds"] == pytest.approx(first["seconds"], abs=0.05)
+    assert result["env_steps_per_second"] == pytest.approx((FULL - first["env_steps"]) / training, rel=0.01)
+    samples = result["samples_trained"] - first["samples_trained"]
+    assert result["samples_per_second"] == pytest.approx(samples / training, rel=0.01)
     assert result["seconds_to_first_update"] > 0
     assert result["score_min"] <= result["score_mean"] <= result["score_max"]
     assert 0 < result["length_mean"] <= 12

@@ -41,7 +41,7 @@ def load_game(name: str | ModuleType) -> games.Game:
             raise UserError(f"There is no game '{name}'{place}") from error
         hint = nearest(kind, [*games.names(), *CPU_ENVS]) or "."
         known = [*games.names(), *(cpu_env.SPELLING for cpu_env in CPU_ENVS.values())]
-        raise UserError(
+        raise UnknownName(
             f"There is no game '{name}'{hint} Games: {', '.join(known)}, or the import name of a module in the current "
             "folder or on the Python path."
         ) from error

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from redline import algos
 from redline.core.errors import UserError
+from redline.core.registry import UnknownName
 from redline.engine import hardware
 from redline.envs import Rules, make_rules
 from redline.run.checkpoint import Checkpoints
@@ -107,8 +108,14 @@ def load_agent(run_dir: Path, device: str = "auto") -> Agent:
     if not run_dir.is_dir():
         raise UserError(f"There is no run folder {run_dir}; train one with redline train.")
     config = read_config(run_dir)
-    rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
-    algo = algos.load(config["algo"])
+    try:
+        rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
+        algo = algos.load(config["algo"])
+    except UnknownName as error:
+        raise UserError(
+            f"The run {run_dir} needs the game {config['env']} and the algorithm {config['algo']}, and one of them cannot be "
+            "found from here; start in the folder it was trained from, or add that folder to PYTHONPATH."
+        ) from error
     torch_device = hardware.pick_device(device)
     checkpoint = Checkpoints(run_dir).load(groups=("model",))
     if checkpoint is None:

@@ -105,6 +105,7 @@ def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
         "samples_trained": checkpoint.state["samples_trained"],
         "episodes": checkpoint.state["episodes"],
         "seconds": seconds,
+        "preparation_seconds": checkpoint.state["preparation"],
         "env_steps_per_second": checkpoint.step / max(seconds, 1e-9),
         "samples_per_second": checkpoint.state["samples_trained"] / max(seconds, 1e-9),
         "seconds_to_first_update": None,

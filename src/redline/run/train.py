@@ -111,6 +111,7 @@ class Trainer:
         self.last_score: float | None = None  # mean of the last log point at which an episode had ended
         self._score: float | None = None  # of the newest log record, for the choice of the best checkpoint
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
+        self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
 
     def run(self) -> str:
@@ -161,6 +162,7 @@ class Trainer:
         if session.updates > self._logged_updates and self.first_update is None:
             self.first_update = time.time() - psutil.Process().create_time()
             self.clock.first_update()
+            self._first_updated = self.clock.this_start, session.env_steps, session.samples_trained
             self.progress.start_activity("Training")
         record = {
             "env_steps": session.env_steps,
@@ -200,8 +202,12 @@ class Trainer:
         )
 
     def result(self, stopped_by: str) -> dict[str, Any]:
-        """The result of training, without evaluation. Speeds are those of this start."""
-        plan, session, seconds = self.plan, self.session, max(self.clock.this_start, 1e-9)
+        """The result of training, without evaluation. Speeds are those of this start, from its first update if it had more."""
+        plan, session = self.plan, self.session
+        before = 0.0, self._steps_before, self._samples_before
+        if self._first_updated and session.env_steps > self._first_updated[1]:
+            before = self._first_updated
+        seconds = max(self.clock.this_start - before[0], 1e-9)
         return {
             "env": plan.settings.env,
             "algo": plan.settings.algo,
@@ -212,8 +218,9 @@ class Trainer:
             "samples_trained": session.samples_trained,
             "episodes": self.episodes,
             "seconds": self.clock.seconds,
-            "env_steps_per_second": (session.env_steps - self._steps_before) / seconds,
-            "samples_per_second": (session.samples_trained - self._samples_before) / seconds,
+            "preparation_seconds": self.clock.preparation,
+            "env_steps_per_second": (session.env_steps - before[1]) / seconds,
+            "samples_per_second": (session.samples_trained - before[2]) / seconds,
             "seconds_to_first_update": self.first_update,
             "stopped_by": stopped_by,
             "settings": plan.describe(),

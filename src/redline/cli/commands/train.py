@@ -61,8 +61,10 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
 
     settings = result["settings"]
     rules = make_rules(result["env"], settings["env_options"], settings.get("time_limit", 0))
+    preparation = result.get("preparation_seconds", 0.0)
+    prepared = f" of training after {duration(preparation)} of preparation" if preparation >= 1 else ""
     lines = [
-        f"{quantity(result['env_steps'])} steps in {duration(result['seconds'])} "
+        f"{quantity(result['env_steps'])} steps in {duration(result['seconds'] - preparation)}{prepared} "
         f"({quantity(result['env_steps_per_second'])} env-steps/s, {quantity(result['samples_per_second'])} "
         f"gradient samples/s); stopped by {result['stopped_by']}."
     ]
