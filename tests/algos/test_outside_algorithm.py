@@ -62,6 +62,16 @@ def test_wrong_options_are_refused_with_a_sentence(option: tuple[str, ...], sent
             "            return select_actions(self.config, self.net, policy_input)[0]\n",
             "select_actions of a2c returned Tensor; expected the pair actions (N,) int64 and a tuple of the POLICY_OUTPUTS",
         ),
+        (
+            "        self.acted += 1\n",
+            "",
+            "record_actions of a2c leaves Learner.acted at 0, so that every step would draw the same random numbers; add",
+        ),
+        (
+            ', "rng": counters}',
+            "}",
+            "state_dict of a2c has no group rng, so that a resumed run would repeat its random",
+        ),
     ],
 )
 def test_a_mistake_in_the_learner_is_one_sentence(line: str, replacement: str, sentence: str, tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ _COUNTS = {  # attribute -> meaning
 }
 
 
-def check_counts(learner: Learner) -> None:
-    """Raise UserError, naming the attribute, if a learner lacks a count that the training loop reads."""
+def check_learner(learner: Learner) -> None:
+    """Raise UserError, naming the member, if a learner lacks a count that the loop reads or the saved group `rng`."""
     for name, meaning in _COUNTS.items():
         value = getattr(learner, name, None)
         if not isinstance(value, int) or value < 1:
@@ -194,3 +194,17 @@ def check_counts(learner: Learner) -> None:
                 f"Learner.{name} of {type(learner).__module__} {problem}; expected a whole number above 0, {meaning}: "
                 "set it in __init__."
             )
+    if "rng" not in learner.state_dict():
+        raise UserError(
+            f"state_dict of {type(learner).__module__} has no group rng, so that a resumed run would repeat its random "
+            'numbers; add "rng": {"key": self.key, "acted": self.acted}.'
+        )
+
+
+def check_acted(learner: Learner, before: int) -> None:
+    """Raise UserError if `acted` is still what it was `before` an iteration. Waits for the device."""
+    if int(learner.acted) == before:
+        raise UserError(
+            f"record_actions of {type(learner).__module__} leaves Learner.acted at {before}, so that every step would draw the "
+            "same random numbers; add self.acted += 1 to it."
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.algos.learner import Learner, check_counts
+from redline.algos.learner import Learner, check_learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
 from redline.engine import fast
@@ -40,7 +40,7 @@ class Session:
         self.learner: Learner = plan.algo.Learner(
             rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate
         )
-        check_counts(self.learner)
+        check_learner(self.learner)
         options = CollectorOptions(
             env=plan.settings.env,
             seed=seed,

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
 from redline.run import device_choice, final_evaluation, resume
@@ -113,6 +114,7 @@ class Trainer:
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
+        self._acted: int | None = int(session.learner.acted)  # None once the learner was seen to count its steps
 
     def run(self) -> str:
         """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
@@ -157,6 +159,9 @@ class Trainer:
         """Write and show a log record of the iterations since `started`; returns the seconds they took."""
         session = self.session
         episode_stats = session.collector.episode_stats.read()  # waits for the device
+        if self._acted is not None:
+            check_acted(session.learner, self._acted)
+            self._acted = None
         seconds = max(time.monotonic() - started, 1e-9)
         self.episodes += int(episode_stats["episodes"])
         if session.updates > self._logged_updates and self.first_update is None:
