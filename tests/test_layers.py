@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from redline import algos, replay
+
 PACKAGE = "redline"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
@@ -150,6 +152,21 @@ def test_order() -> None:
 def test_only_rules_name_a_game() -> None:
     assert games_named(SOURCE) == []
     assert all((SOURCE / name).is_file() for name in MAY_NAME_A_GAME), "an exception for a file that is gone"
+
+
+def test_the_loop_names_no_algorithm_and_no_replay_kind() -> None:
+    """Registries know them; `device` is a word of its own as well."""
+    members = {*algos.names(), *replay.names()} - {"device"}
+    assert {"ppo", "memmap"} <= members
+    named = [
+        f"{path.relative_to(SOURCE)}:{line} names {member}"
+        for folder in ("core", "envs", "engine", "collect", "run")
+        for path in sorted((SOURCE / folder).glob("*.py"))
+        for line, text in texts(ast.parse(path.read_text(encoding="utf-8")))
+        for member in sorted(members & words(text))
+        if not (member == "pinned" and folder == "collect")  # page-locked staging memory, not a replay kind
+    ]
+    assert named == []
 
 
 @pytest.fixture

@@ -287,7 +287,7 @@ def test_epsilon_zero_is_greedy_and_a_third_is_a_third() -> None:
     assert abs(explored.double().mean() - 0.2) < 5 * (0.2 * 0.8 / 20_000) ** 0.5
 
 
-def test_each_lane_explores_at_its_own_rate_by_its_own_clock() -> None:
+def test_each_env_explores_at_its_own_rate_by_its_own_clock() -> None:
     config = dataclasses.replace(TINY, epsilon_start=1.0, epsilon_high=0.9, epsilon_low=0.1, epsilon_steps=300)
     learner = learner_of(config, num_envs=3)
     fixed_values(learner, [0.0, 0.5, 1.0])

@@ -26,7 +26,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
-LANES, ROWS = 12, 24
+NUM_ENVS, ROWS = 12, 24
 
 
 def roam(state: State, action: Tensor) -> Outcome:
@@ -49,12 +49,12 @@ def learner_of(
         "tau": 0.1,
         "epsilon_high": 1.0,
         "epsilon_low": 1.0,
-        "replay_capacity": LANES * ROWS,
+        "replay_capacity": NUM_ENVS * ROWS,
         "prioritized": True,
         "priority_alpha": 0.6,
     }
-    num_envs = batch.reset(rules, env_keys(3, torch.arange(LANES)))
-    learner = Learner(rules, Config(**chosen | options), num_envs.game, LANES, 1, Runtime(CPU, amp), accumulate)
+    num_envs = batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS)))
+    learner = Learner(rules, Config(**chosen | options), num_envs.game, NUM_ENVS, 1, Runtime(CPU, amp), accumulate)
     collector = DeviceCollector(rules, learner, num_envs)
     for _ in range(ROWS + 9):
         collector.step()
@@ -92,7 +92,7 @@ def record(learner: Learner) -> list[Drawn]:
 
 def slots_of(learner: Learner, drawn: Drawn) -> list[int]:
     """Where the sampled transitions lie in the tables."""
-    return [place // LANES % learner.memory.rows * LANES + place % LANES for place in drawn.place.tolist()]
+    return [place // NUM_ENVS % learner.memory.rows * NUM_ENVS + place % NUM_ENVS for place in drawn.place.tolist()]
 
 
 def values_and_targets(learner: Learner, found: Batch) -> tuple[Tensor, Tensor]:
@@ -157,19 +157,19 @@ def test_what_is_wrong_is_drawn_more_often() -> None:
     """Only one environment has surprising rewards: it is sampled far more often than its number of places."""
     learner = learner_of(probe(stand_still), priority_alpha=1.0, gamma=0.0, learning_rate=1e-9)
     learner.memory.reward.zero_()
-    learner.memory.reward[5::LANES] = 10.0
+    learner.memory.reward[5::NUM_ENVS] = 10.0
     calls = record(learner)
     for _ in range(60):
         learner.gradient_step()
-    shares = [(drawn.place % LANES == 5).double().mean().item() for drawn in calls]
-    assert shares[0] == pytest.approx(1 / LANES, abs=0.04)
+    shares = [(drawn.place % NUM_ENVS == 5).double().mean().item() for drawn in calls]
+    assert shares[0] == pytest.approx(1 / NUM_ENVS, abs=0.04)
     assert sum(shares[-5:]) / 5 > 0.5
 
 
 def test_a_transition_that_is_not_a_number_is_soon_left_alone() -> None:
     """Steps that meet it are skipped, and it drops to the lowest rank there is."""
     learner = learner_of(n_step=1)
-    slot = 7 * LANES + 2
+    slot = 7 * NUM_ENVS + 2
     learner.memory.reward[slot] = float("nan")
     for _ in range(60):
         learner.gradient_step()
@@ -290,7 +290,13 @@ def test_with_priorities_there_is_a_schedule_and_all_is_saved() -> None:
 )
 def test_values_are_those_of_plain_replay(rules: Rules, expected: dict[int, list[float]]) -> None:
     """With the weights of beta 1 the values are means over what happened, not over what was drawn."""
-    options: dict[str, Any] = {"batch_size": 256, "gamma": 0.5, "n_step": 1, "tau": 0.2, "replay_capacity": LANES * 33}
+    options: dict[str, Any] = {
+        "batch_size": 256,
+        "gamma": 0.5,
+        "n_step": 1,
+        "tau": 0.2,
+        "replay_capacity": NUM_ENVS * 33,
+    }
     learner = learner_of(rules, huber=100.0, **options)
     learner.progress.fill_(1.0)
     for update in range(200):

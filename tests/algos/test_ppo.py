@@ -37,7 +37,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
-LANES = 16
+NUM_ENVS = 16
 TINY = Config(rollout_steps=4, epochs=1, batch_size=16, hidden=(8,), learning_rate=1e-2, gamma=0.5)
 
 
@@ -344,7 +344,7 @@ def test_learning_values_of_the_actions_taken_runs_one_row_each() -> None:
 # ---- Small games whose best play is known
 
 
-def learner_of(config: Config, rules: Rules, num_envs: int = LANES, seed: int = 1, accumulate: int = 1) -> Learner:
+def learner_of(config: Config, rules: Rules, num_envs: int = NUM_ENVS, seed: int = 1, accumulate: int = 1) -> Learner:
     state = batch.reset(rules, env_keys(3, torch.arange(num_envs))).game
     return Learner(rules, config, state, num_envs, seed, Runtime(CPU), accumulate)
 
@@ -362,7 +362,7 @@ def train(rules: Rules, iterations: int = 120, **options: Any) -> Learner:
         TINY, **{"rollout_steps": 8, "batch_size": 64, "epochs": 2, "learning_rate_end": 1e-3} | options
     )
     learner = learner_of(config, rules)
-    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))))
     for iteration in range(iterations):
         learner.progress.fill_(iteration / iterations)
         for _ in range(learner.rollout_steps):
@@ -407,7 +407,7 @@ def test_the_last_row_is_followed_by_the_value_of_the_state_it_led_to(cut_at: in
         learner.net.body.dense.head.out.weight.normal_(generator=torch.Generator().manual_seed(1))
     play(learner, rules, 3)
     learner.compute_targets()
-    last = slice(2 * LANES, 3 * LANES)
+    last = slice(2 * NUM_ENVS, 3 * NUM_ENVS)
     assert not learner.rollout.done[last].any()
     with torch.no_grad():
         places = F.one_hot(1 + learner.rollout.action[last], 5)
@@ -682,8 +682,10 @@ def test_separate_networks_share_nothing(hidden: tuple[int, ...]) -> None:
 def test_in_low_precision_a_copy_plays_what_was_learned() -> None:
     """Rounded weights, the statistics of returns themselves, and whatever was learned or loaded by the next iteration."""
     rules = probe(paid_by_action, start=anywhere)
-    state = batch.reset(rules, env_keys(3, torch.arange(LANES))).game
-    learner = Learner(rules, dataclasses.replace(TINY, layer_norm=True), state, LANES, 1, Runtime(CPU, torch.bfloat16))
+    state = batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))).game
+    learner = Learner(
+        rules, dataclasses.replace(TINY, layer_norm=True), state, NUM_ENVS, 1, Runtime(CPU, torch.bfloat16)
+    )
     assert learner.behaviour_network is not learner.net
     assert learner.behaviour_network.body.dense.layers[0].weight.dtype == torch.bfloat16
     obs = torch.eye(5, dtype=torch.uint8)

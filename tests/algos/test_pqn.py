@@ -25,7 +25,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 CPU = torch.device("cpu")
-LANES = 16
+NUM_ENVS = 16
 TINY = Config(
     rollout_steps=8,
     epochs=2,
@@ -98,19 +98,19 @@ def test_exploration_at_start_middle_end_and_beyond(progress: float, first: floa
     assert (found.diff() <= 0).all()
 
 
-def test_exploration_of_one_lane_and_without_any() -> None:
+def test_exploration_of_one_env_and_without_any() -> None:
     nothing = Config(epsilon_start=0.0, epsilon_high=0.0, epsilon_low=0.0, exploration=0.0)
     assert epsilon(nothing, torch.tensor(0.0), torch.arange(1), 1).item() <= 1e-8
 
 
 def learner_of(config: Config, rules: Rules, seed: int = 1, accumulate: int = 1) -> Learner:
-    state = batch.reset(rules, env_keys(3, torch.arange(LANES))).game
-    return Learner(rules, config, state, LANES, seed, Runtime(CPU), accumulate)
+    state = batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))).game
+    return Learner(rules, config, state, NUM_ENVS, seed, Runtime(CPU), accumulate)
 
 
 def train(rules: Rules, iterations: int = 40, **options: Any) -> Learner:
     learner = learner_of(dataclasses.replace(TINY, **options), rules)
-    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))))
     for iteration in range(iterations):
         learner.progress.fill_(iteration / iterations)
         for _ in range(learner.rollout_steps):
@@ -130,7 +130,7 @@ def test_what_is_played_is_greedy_or_random(rate: float) -> None:
     rules = probe(paid_by_action, start=anywhere)
     config = dataclasses.replace(TINY, epsilon_start=rate, epsilon_high=rate, epsilon_low=rate)
     learner = learner_of(config, rules)
-    obs = torch.eye(5, dtype=torch.uint8)[torch.arange(LANES) % 5]
+    obs = torch.eye(5, dtype=torch.uint8)[torch.arange(NUM_ENVS) % 5]
     actions = torch.stack([learner.act(obs) for _ in range(40)])
     greedy = learner.policy(obs)
     agree = (actions == greedy).float().mean().item()
@@ -140,7 +140,7 @@ def test_what_is_played_is_greedy_or_random(rate: float) -> None:
 def test_illegal_actions_are_never_taken() -> None:
     rules = probe(paid_by_action, start=anywhere, masked=True)
     learner = learner_of(TINY, rules)
-    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))))
     for _ in range(TINY.rollout_steps):
         collector.step()
     assert learner.rollout.legal is not None
@@ -181,12 +181,12 @@ def test_values_stop_at_a_termination() -> None:
 # ---- What the learners from fresh play share
 
 
-def test_a_lane_cut_more_often_than_is_kept_learns_nothing_from_those_steps() -> None:
+def test_a_env_truncated_more_often_than_is_kept_learns_nothing_from_those_steps() -> None:
     """Cut every second step, by the rules themselves, in a rollout of eight: one of four cuts is kept."""
     rules = probe(stand_still, cut_at=2)
     learner = learner_of(dataclasses.replace(TINY, q_lambda=0.0), rules)
     assert learner.rollout.max_truncations == 1
-    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+    collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))))
     for _ in range(learner.rollout_steps):
         collector.step()
     reward, value, _, ended = learner.rollout_returns()
@@ -216,7 +216,7 @@ def test_accumulated_batches_are_one_gradient_step() -> None:
     weights = []
     for size, accumulate in ((64, 1), (32, 2)):
         learner = learner_of(dataclasses.replace(TINY, batch_size=size), rules, accumulate=accumulate)
-        collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(LANES))))
+        collector = DeviceCollector(rules, learner, batch.reset(rules, env_keys(3, torch.arange(NUM_ENVS))))
         for _ in range(learner.rollout_steps):
             collector.step()
         learner.update()

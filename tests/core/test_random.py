@@ -45,7 +45,7 @@ def test_bits_of_oracle_and_tensor_agree(key: int, counter: int) -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20))
-def test_lane_keys_of_oracle_and_tensor_agree(seed: int, env_index: int) -> None:
+def test_env_keys_of_oracle_and_tensor_agree(seed: int, env_index: int) -> None:
     assert env_keys(seed, torch.tensor([env_index])).item() % 2**32 == oracles.env_key(seed, env_index)
 
 

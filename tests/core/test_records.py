@@ -47,7 +47,7 @@ def test_map_record_goes_field_by_field() -> None:
     )
 
 
-def test_where_chooses_lane_by_lane() -> None:
+def test_where_chooses_env_by_env() -> None:
     chosen = where(torch.tensor([True, False, True]), record(0), record(100))
     for name, x in leaves(chosen).items():
         yes, no = leaves(record(0))[name], leaves(record(100))[name]

@@ -15,7 +15,7 @@ from redline.core.records import leaves
 from redline.envs import Env, EnvStep, make
 
 UP, RIGHT = 0, 1
-LANES = 32
+NUM_ENVS = 32
 
 
 def actions(env: Env, t: int) -> Tensor:
@@ -29,7 +29,7 @@ def play(env: Env, steps: int) -> list[EnvStep]:
 
 def made(variant: Any, seed: int = 0, time_limit: int = 25) -> Env:
     """With a time limit, so that episodes of any game end soon."""
-    return make(variant.game, LANES, seed=seed, time_limit=time_limit, **variant.options)
+    return make(variant.game, NUM_ENVS, seed=seed, time_limit=time_limit, **variant.options)
 
 
 def test_every_step_has_the_same_structure_and_shapes(variant: Any) -> None:
@@ -39,23 +39,23 @@ def test_every_step_has_the_same_structure_and_shapes(variant: Any) -> None:
     assert len(shapes) == 1
     named = {name: (shape, dtype) for name, shape, dtype in shapes.pop()}
     spec = made(variant).spec
-    assert named["obs"] == named["final_obs"] == ((LANES, *spec.obs_shape), spec.obs_dtype)
-    assert named["reward"] == named["episode.episode_return"] == ((LANES,), torch.float32)
-    assert named["terminated"] == named["truncated"] == named["won"] == ((LANES,), torch.bool)
-    assert named["episode.length"] == named["episode.score"] == ((LANES,), torch.int32)
+    assert named["obs"] == named["final_obs"] == ((NUM_ENVS, *spec.obs_shape), spec.obs_dtype)
+    assert named["reward"] == named["episode.episode_return"] == ((NUM_ENVS,), torch.float32)
+    assert named["terminated"] == named["truncated"] == named["won"] == ((NUM_ENVS,), torch.bool)
+    assert named["episode.length"] == named["episode.score"] == ((NUM_ENVS,), torch.int32)
 
 
-def test_an_ended_lane_starts_its_next_episode_in_the_same_step(variant: Any) -> None:
+def test_an_ended_env_starts_its_next_episode_in_the_same_step(variant: Any) -> None:
     """Lane i's k-th episode is the game of episode_key(seed, i, k); an environment that goes on shows its final_obs."""
     env = made(variant, seed=9)
     game, config = env.rules.game, env.rules.config
-    played = [0] * LANES
+    played = [0] * NUM_ENVS
 
     def first_obs(env_indices: list[int]) -> Tensor:
         keys = [oracles.episode_key(9, env_index, played[env_index]) for env_index in env_indices]
         return game.observe(config, game.init(config, torch.tensor(keys).to(torch.int32)))
 
-    assert torch.equal(env.reset(), first_obs(list(range(LANES))))
+    assert torch.equal(env.reset(), first_obs(list(range(NUM_ENVS))))
     for t in range(60):
         step = env.step(actions(env, t))
         ended = step.terminated | step.truncated
@@ -79,13 +79,13 @@ def test_final_obs_is_the_observation_before_the_reset(variant: Any) -> None:
         assert torch.equal(step.reward, reward)
         assert torch.equal(step.terminated, terminated)
         ended += int((step.terminated | step.truncated).sum())
-    assert ended >= LANES
+    assert ended >= NUM_ENVS
 
 
 def test_a_time_limit_truncates_and_never_terminates(variant: Any) -> None:
     """Same seed and actions with and without: a first episode ends at the limit, as a truncation, or as before."""
     limited, free = play(made(variant, time_limit=5), 5), play(made(variant, time_limit=0), 5)
-    alive = torch.ones(LANES, dtype=torch.bool)
+    alive = torch.ones(NUM_ENVS, dtype=torch.bool)
     for t, (a, b) in enumerate(zip(limited, free, strict=True)):
         assert torch.equal(a.terminated[alive], b.terminated[alive])
         if t < 4:
@@ -129,7 +129,7 @@ def test_episode_statistics(any_variant: Any) -> None:
     """Counted here by hand: length, score and reward of the episode so far, this step included; then from zero."""
     env = made(any_variant)
     env.reset()
-    length, score, reward = torch.zeros(LANES), torch.zeros(LANES), torch.zeros(LANES)
+    length, score, reward = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
     for t in range(60):
         assert env.state is not None
         before = env.state.game

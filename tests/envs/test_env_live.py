@@ -16,16 +16,16 @@ from redline.core.records import leaves
 from redline.envs import batch, change_rules, live_rules, make_rules, set_live
 from redline.envs.batch import EnvState, Rules
 
-LANES = 32
+NUM_ENVS = 32
 SMALL = {"width": 6, "height": 5}
 
 
 def start(rules: Rules) -> EnvState:
-    return batch.reset(rules, batch.env_keys(3, torch.arange(LANES)))
+    return batch.reset(rules, batch.env_keys(3, torch.arange(NUM_ENVS)))
 
 
 def action(rules: Rules, t: int) -> Tensor:
-    bits = random.bits(random.seed_key(t), torch.arange(LANES))
+    bits = random.bits(random.seed_key(t), torch.arange(NUM_ENVS))
     return random.below(bits, rules.game.spec(rules.config).num_actions)
 
 
@@ -64,11 +64,11 @@ def test_live_rules_of_tetris_away_from_their_defaults(actions: str) -> None:
         legal, live_legal = rules.game.legal(rules.config, a.game), live.game.legal(live.config, b.game)
         assert same(a, b)
         assert torch.equal(legal, live_legal)
-        chosen = select.draw(legal, random.bits(random.seed_key(t), torch.arange(LANES)))
+        chosen = select.draw(legal, random.bits(random.seed_key(t), torch.arange(NUM_ENVS)))
         (a, step), (b, live_step) = batch.step(rules, a, chosen), batch.step(live, b, chosen)
         assert same(step, live_step)
         ended += int(step.terminated.sum())
-    assert ended > LANES // 4
+    assert ended > NUM_ENVS // 4
 
 
 def test_every_live_option_is_an_option(game_name: str) -> None:

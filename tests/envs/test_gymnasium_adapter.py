@@ -69,7 +69,7 @@ def test_spaces_are_the_spec(variant: Any) -> None:
     assert env.action_space == gymnasium.spaces.Discrete(spec.num_actions)
 
 
-def test_single_env_plays_lane_0(variant: Any) -> None:
+def test_single_env_plays_env_0(variant: Any) -> None:
     """Step by step what redline.make plays: the final observation at the end, and by reset the environment's next episode."""
     env = gymnasium.make(env_id(variant.game), time_limit=20, **variant.options)
     ours = make(variant.game, time_limit=20, **variant.options)
@@ -359,7 +359,7 @@ def test_a_win_is_told() -> None:
     assert rewards[0] == 6.0
 
 
-def test_vector_env_of_one_seed_plays_its_lanes() -> None:
+def test_vector_env_of_one_seed_plays_its_envs() -> None:
     """As redline.make does; its first environment is what a single environment of that seed plays."""
     envs, ours = gymnasium.make_vec(SNAKE, num_envs=4, start="random"), make("snake", 4, start="random")
     obs, _ = envs.reset(seed=6)
@@ -371,7 +371,7 @@ def test_vector_env_of_one_seed_plays_its_lanes() -> None:
         np.testing.assert_array_equal(obs, ours.step(torch.from_numpy(actions)).obs.numpy())
 
 
-def test_vector_env_resets_chosen_lanes() -> None:
+def test_vector_env_resets_chosen_envs() -> None:
     envs = gymnasium.make_vec(SNAKE, num_envs=3)
     first, _ = envs.reset(seed=6)
     mask = np.array([False, True, False])

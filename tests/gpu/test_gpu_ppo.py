@@ -16,7 +16,7 @@ from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 
-LANES, ROLLOUT, ITERATIONS = 256, 4, 12
+NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 12
 GRAPHED = 5  # iterations after which the graph replays
 
 
@@ -48,8 +48,8 @@ def session_of(device: str, way: Way, game: str = "planes", precision: str = "fp
     settings = Settings(
         env=env,
         algo="ppo",
-        num_envs=LANES,
-        steps=LANES * ROLLOUT * 100,
+        num_envs=NUM_ENVS,
+        steps=NUM_ENVS * ROLLOUT * 100,
         seed=5,
         device=device,
         precision=precision,
@@ -86,7 +86,7 @@ def test_plays_what_the_cpu_plays(game: str, way: str) -> None:
         indifferent(session)
         session.iterate(ITERATIONS)
     expected, found = played(theirs), played(ours)
-    assert expected["envs.played"].sum() > LANES // 4
+    assert expected["envs.played"].sum() > NUM_ENVS // 4
     for name, x in expected.items():
         # Features are computed in float32: the last digit may differ.
         if x.is_floating_point():
@@ -126,7 +126,7 @@ def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_unifo
             session.iterate(1)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        rows.append(session.learner.rollout.action.view(ROLLOUT, LANES).clone())
+        rows.append(session.learner.rollout.action.view(ROLLOUT, NUM_ENVS).clone())
     assert session._collect_and_learn.graph is not None
     actions = torch.cat(rows).cpu()
     assert len({tuple(row.tolist()) for row in actions}) == 20 * ROLLOUT, "a replay took the same actions again"

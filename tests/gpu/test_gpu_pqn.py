@@ -12,7 +12,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
-LANES, ROLLOUT, ITERATIONS = 256, 4, 10
+NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 10
 WAYS = {"eager": (False, False), "graph": (False, True), "compiled+graph": (True, True)}
 
 
@@ -23,8 +23,8 @@ def session_of(device: str, way: str, precision: str = "fp32", algo: str = "pqn"
     settings = Settings(
         env="snake",
         algo=algo,
-        num_envs=LANES,
-        steps=LANES * ROLLOUT * 100,
+        num_envs=NUM_ENVS,
+        steps=NUM_ENVS * ROLLOUT * 100,
         seed=5,
         device=device,
         precision=precision,

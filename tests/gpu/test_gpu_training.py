@@ -20,7 +20,7 @@ from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 
-LANES, ROWS, STEPS = 256, 64, 50
+NUM_ENVS, ROWS, STEPS = 256, 64, 50
 COLLECTED = 8  # iterations before the first update: warm-up, capture and replays of the graph that only plays
 GRAPHED = COLLECTED + 4  # from here on both graphs replay
 LONG = 2**40  # environment steps of exploration: for all of a test epsilon is 1, or 0 once `acted` says it is over
@@ -49,7 +49,7 @@ def session_of(device: str, way: Way, notify: Callable[[str], Any] = pytest.fail
         torch.compiler.reset()  # else sessions before this one count towards the limit of recompilations
     algo = {
         "hidden": (32, 32),
-        "learning_starts": COLLECTED * LANES,
+        "learning_starts": COLLECTED * NUM_ENVS,
         "epsilon_start": 1.0,
         "epsilon_high": 0.0,
         "epsilon_low": 0.0,
@@ -57,9 +57,9 @@ def session_of(device: str, way: Way, notify: Callable[[str], Any] = pytest.fail
     }
     settings = Settings(
         env="snake",
-        num_envs=LANES,
+        num_envs=NUM_ENVS,
         batch_size=128,
-        replay_capacity=LANES * ROWS,
+        replay_capacity=NUM_ENVS * ROWS,
         n_step=2,
         seed=5,
         device=device,
@@ -137,7 +137,7 @@ def test_plays_what_the_cpu_plays(trained: Trained, reference: Trained) -> None:
     """Games, actions and memory are bit-identical; the losses differ by rounding."""
     assert_same_play(trained.states[0], reference.states[0], "before learning")
     assert_same_play(trained.states[1], reference.states[1], "after learning")
-    assert reference.states[1]["envs.played"].sum() > LANES
+    assert reference.states[1]["envs.played"].sum() > NUM_ENVS
     assert trained.session.counters() == reference.session.counters()
     assert trained.loss == pytest.approx(reference.loss, rel=0.02)
     assert trained.session.learner.optimizer.skipped == 0
@@ -153,7 +153,7 @@ def test_the_fast_paths_are_taken(trained: Trained) -> None:
 
 def test_random_actions_are_random(trained: Trained, looks_uniform: Callable[[Tensor], bool]) -> None:
     """A graph that froze its random numbers would play every replay alike."""
-    actions = (trained.states[1]["replay.step"][:, 1] & 255).view(ROWS, LANES)[GRAPHED:STEPS].to(torch.int64)
+    actions = (trained.states[1]["replay.step"][:, 1] & 255).view(ROWS, NUM_ENVS)[GRAPHED:STEPS].to(torch.int64)
     choices = trained.session.learner.spec.num_actions
     counts = torch.bincount(actions.flatten(), minlength=choices)
     shares = counts / counts.sum()
@@ -181,13 +181,13 @@ def test_acting_sees_new_weights(trained: Trained) -> None:
     learner, memory = trained.session.learner, trained.session.learner.memory
     acted = learner.acted.clone()
     for action in (0, 2, 1):
-        learner.acted.fill_(2 * LONG // LANES)
+        learner.acted.fill_(2 * LONG // NUM_ENVS)
         with torch.no_grad():
             learner.optimizer.flat.zero_()
             learner.online.dense.head.out.bias[action] = 1.0
         trained.session.iterate(1)
         newest = (memory.written - 1) % memory.rows
-        assert (memory.action.view(ROWS, LANES)[newest] == action).all(), f"not all took action {action}"
+        assert (memory.action.view(ROWS, NUM_ENVS)[newest] == action).all(), f"not all took action {action}"
     learner.acted.copy_(acted)
 
 

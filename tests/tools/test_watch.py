@@ -70,7 +70,7 @@ def small_rules(time_limit: int = 0) -> envs.Rules:
     return envs.make_rules("snake", {"width": 4, "height": 4}, time_limit)
 
 
-def test_the_game_is_lane_0_of_the_seed() -> None:
+def test_the_game_is_env_0_of_the_seed() -> None:
     rules = envs.make_rules("snake", {"start": "random"})
     env = envs.Env(rules, num_envs=3, seed=5)
     env.reset()
@@ -237,7 +237,7 @@ def test_recording(tmp_path: Path) -> None:
         assert (frame.picture > 0).all()  # the board of the win is full
 
 
-def test_a_long_recording_is_cut_short(tmp_path: Path) -> None:
+def test_a_long_recording_is_truncated_short(tmp_path: Path) -> None:
     result = watch.record_gif(small_rules(), around, 0, tmp_path / "a.gif", max_steps=5)
     assert (result.length, result.truncated, result.won, result.outcome) == (5, True, False, "truncated")
     with Image.open(tmp_path / "a.gif") as image:
