@@ -459,7 +459,7 @@ def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"mario:W-S +Super Mario Bros., level 1-1", out)
     cli.run(["train", "mario", "--help"])
     out = capsys.readouterr().out
-    assert re.search(r"--env.patience N .*\[1200\]", out)
+    assert re.search(r"--env.patience N .*?\[1200\]", out, re.DOTALL)  # lines wrap on a narrow terminal
     assert out.count("--env.sticky") == 1
     with pytest.raises(UserError, match=r"There is no game 'maro'; did you mean 'mario'\? Games: .*mario:W-S"):
         load_game("maro")
