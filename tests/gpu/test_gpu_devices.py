@@ -1,8 +1,7 @@
-"""The choice of a device where there are two: quick, captured as in training, and without a trace in memory."""
+"""The choice of a device where there are two: captured as in training, and without a trace in memory."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -25,17 +24,15 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("algo", algos.names())
-def test_a_gpu_is_chosen_within_seconds_and_remembered(game_name: str, algo: str) -> None:
+def test_a_gpu_is_chosen_and_remembered(game_name: str, algo: str) -> None:
     before = torch.cuda.memory_allocated()
-    started = time.perf_counter()
     plan = device_choice.decide(Settings(game_name, algo))
-    assert time.perf_counter() - started < 8
     assert plan.device.type == "cuda"
     assert plan.reasons["device"].startswith("measured before compilation: cpu ")
     assert torch.cuda.memory_allocated() - before < 128 * 2**20  # workspaces of libraries
-    started = time.perf_counter()
-    again = device_choice.decide(Settings(game_name, algo))
-    assert time.perf_counter() - started < 0.5
+    again = device_choice.decide(
+        Settings(game_name, algo), lambda plan: pytest.fail(f"{plan.device} is measured again")
+    )
     assert again.reasons == plan.reasons
 
 

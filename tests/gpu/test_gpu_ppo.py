@@ -16,6 +16,7 @@ from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
 
+DEVICE = "cuda"  # tests/test_gpu_tests.py runs a test of this file on the CPU
 NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 12
 GRAPHED = 5  # iterations after which the graph replays
 
@@ -71,9 +72,11 @@ def indifferent(session: Session) -> None:
 
 def played(session: Session) -> dict[str, Tensor]:
     """The games, and the rollout that was learned from last."""
-    found = {f"envs.{name}": x for name, x in session.tensors()["envs"].items()}
-    found |= {name: getattr(session.learner, name) for name in ("obs", "action", "ended", "order", "acted", "shuffled")}
-    return {name: x.detach().cpu().clone() for name, x in found.items()}
+    learner, rollout = session.learner, session.learner.rollout
+    tensors = {f"envs.{name}": x for name, x in session.tensors()["envs"].items()}
+    tensors |= {"obs": rollout.obs, "action": rollout.action, "done": rollout.done}
+    tensors |= {"order": learner.order, "acted": learner.acted, "shuffled": learner.shuffled}
+    return {name: x.detach().cpu().clone() for name, x in tensors.items()}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -81,7 +84,7 @@ def played(session: Session) -> dict[str, Tensor]:
 def test_plays_what_the_cpu_plays(game: str, way: str) -> None:
     """With weights of 0 a policy has no rounding: games, actions and orders are bit-identical."""
     tiny = {"learning_rate": 1e-30, "learning_rate_end": 0.0}
-    ours, theirs = session_of("cuda", WAYS[way], game, **tiny), session_of("cpu", WAYS["eager"], game, **tiny)
+    ours, theirs = session_of(DEVICE, WAYS[way], game, **tiny), session_of("cpu", WAYS["eager"], game, **tiny)
     for session in (ours, theirs):
         indifferent(session)
         session.iterate(ITERATIONS)
@@ -102,20 +105,20 @@ def test_plays_what_the_cpu_plays(game: str, way: str) -> None:
 @pytest.mark.parametrize("game", GAMES)
 def test_graphed_equals_eager(game: str) -> None:
     """The same kernels in the same order: what is learned is the same too."""
-    ours, theirs = (session_of("cuda", WAYS[way], game) for way in ("graph", "eager"))
+    ours, theirs = (session_of(DEVICE, WAYS[way], game) for way in ("graph", "eager"))
     for session in (ours, theirs):
         session.iterate(ITERATIONS)
     assert ours._collect_and_learn.graph is not None
     torch.testing.assert_close(ours.learner.optimizer.flat, theirs.learner.optimizer.flat, rtol=1e-3, atol=1e-4)
     assert torch.equal(ours.learner.rollout.action, theirs.learner.rollout.action)
     assert (
-        ours.learner.optimizer.flat - session_of("cuda", WAYS["eager"], game).learner.optimizer.flat
+        ours.learner.optimizer.flat - session_of(DEVICE, WAYS["eager"], game).learner.optimizer.flat
     ).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("game", GAMES)
 def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_uniform: Callable[[Tensor], bool]) -> None:
-    session = session_of("cuda", WAYS["compiled+graph"], game, learning_rate=1e-30, learning_rate_end=0.0)
+    session = session_of(DEVICE, WAYS["compiled+graph"], game, learning_rate=1e-30, learning_rate_end=0.0)
     indifferent(session)
     session.iterate(GRAPHED)
     torch.cuda.synchronize()
@@ -142,7 +145,7 @@ def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_unifo
 
 
 def test_schedules_reach_a_captured_graph() -> None:
-    session = session_of("cuda", WAYS["compiled+graph"], learning_rate=1e-3, learning_rate_end=1e-4)
+    session = session_of(DEVICE, WAYS["compiled+graph"], learning_rate=1e-3, learning_rate_end=1e-4)
     session.iterate(GRAPHED + 45)
     assert session._collect_and_learn.graph is not None
     assert session.learner.learning_rate.item() == pytest.approx(1e-3 + (1e-4 - 1e-3) * 0.49, rel=1e-5)
@@ -151,7 +154,7 @@ def test_schedules_reach_a_captured_graph() -> None:
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("game", ["planes", "afterstates"])
 def test_precisions_train(game: str, precision: str) -> None:
-    session = session_of("cuda", WAYS["graph"], game, precision=precision)
+    session = session_of(DEVICE, WAYS["graph"], game, precision=precision)
     weights = session.learner.optimizer.flat.clone()
     session.iterate(ITERATIONS)
     optimizer = session.learner.optimizer

@@ -12,6 +12,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
+DEVICE = "cuda"  # tests/test_gpu_tests.py runs a test of this file on the CPU
 NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 10
 WAYS = {"eager": (False, False), "graph": (False, True), "compiled+graph": (True, True)}
 
@@ -42,20 +43,22 @@ def session_of(device: str, way: str, precision: str = "fp32", algo: str = "pqn"
 def test_plays_what_the_cpu_plays(way: str) -> None:
     """With weights of 0 all values are equal: games, actions and orders are bit-identical, explored moves included."""
     still = {"learning_rate": 1e-60, "learning_rate_end": 0.0}  # 0 in float32
-    ours, theirs = session_of("cuda", way, **still), session_of("cpu", "eager", **still)
+    ours, theirs = session_of(DEVICE, way, **still), session_of("cpu", "eager", **still)
     for session in (ours, theirs):
         session.learner.optimizer.flat.zero_()
         session.iterate(ITERATIONS)
     assert ours._collect_and_learn.graph is not None or way == "eager"
     for name, x in theirs.tensors()["envs"].items():
         assert torch.equal(ours.tensors()["envs"][name].cpu(), x), name
-    for name in ("obs", "action", "ended", "truncated", "order", "acted", "shuffled", "target"):
+    for name in ("obs", "action", "done", "truncated"):
+        assert torch.equal(getattr(ours.learner.rollout, name).cpu(), getattr(theirs.learner.rollout, name)), name
+    for name in ("order", "acted", "shuffled", "targets"):
         assert torch.equal(getattr(ours.learner, name).cpu(), getattr(theirs.learner, name)), name
     assert theirs.learner.rollout.truncated.any()
 
 
 def test_graphed_equals_eager() -> None:
-    ours, theirs = session_of("cuda", "graph"), session_of("cuda", "eager")
+    ours, theirs = session_of(DEVICE, "graph"), session_of(DEVICE, "eager")
     before = ours.learner.optimizer.flat.clone()
     for session in (ours, theirs):
         session.iterate(ITERATIONS)
@@ -66,7 +69,7 @@ def test_graphed_equals_eager() -> None:
 
 @pytest.mark.parametrize("algo", ["ppo", "pqn"])
 def test_what_plays_in_low_precision_is_what_was_learned(algo: str) -> None:
-    session = session_of("cuda", "compiled+graph", "bf16", algo)
+    session = session_of(DEVICE, "compiled+graph", "bf16", algo)
     session.iterate(ITERATIONS)
     learner = session.learner
     learner.before_iteration()
@@ -77,7 +80,7 @@ def test_what_plays_in_low_precision_is_what_was_learned(algo: str) -> None:
 
 
 def test_an_iteration_never_waits() -> None:
-    session = session_of("cuda", "compiled+graph", "bf16")
+    session = session_of(DEVICE, "compiled+graph", "bf16")
     session.iterate(8)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

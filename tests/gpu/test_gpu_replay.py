@@ -16,6 +16,7 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 
 pytestmark = pytest.mark.gpu
+DEVICE = "cuda"  # tests/test_gpu_tests.py runs a test of this file on the CPU
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 ITERATIONS = 40
 
@@ -55,7 +56,7 @@ def test_draws_and_stores_what_the_cpu_does(replay: str, prioritized: bool, way:
         "learning_rate": 1e-30,
         "updates": 2,
     }
-    ours = session_of("cuda", tmp_path / "a", compile="compiled" in way, graph="graph" in way, **options)
+    ours = session_of(DEVICE, tmp_path / "a", compile="compiled" in way, graph="graph" in way, **options)
     theirs = session_of("cpu", tmp_path / "b", compile=False, graph=False, **options)
     for session in (ours, theirs):
         session.iterate(ITERATIONS)
@@ -77,7 +78,7 @@ def test_draws_and_stores_what_the_cpu_does(replay: str, prioritized: bool, way:
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "priority"])
 def test_a_continued_run_is_sent_the_same_batches(prioritized: bool, tmp_path: Path) -> None:
     first, second = (
-        session_of("cuda", tmp_path / name, compile=False, graph=True, replay="pinned", prioritized=prioritized)
+        session_of(DEVICE, tmp_path / name, compile=False, graph=True, replay="pinned", prioritized=prioritized)
         for name in "ab"
     )
     first.iterate(ITERATIONS)
@@ -111,7 +112,7 @@ def test_priorities_are_the_same_on_both(top: int) -> None:
 
 def test_an_iteration_with_host_memory_never_synchronises_the_device(tmp_path: Path) -> None:
     """The worker may wait for its own copies; the loop that launches must not."""
-    session = session_of("cuda", tmp_path, compile=False, graph=True, replay="pinned", prioritized=True)
+    session = session_of(DEVICE, tmp_path, compile=False, graph=True, replay="pinned", prioritized=True)
     session.iterate(ITERATIONS)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
