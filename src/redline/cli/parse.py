@@ -17,6 +17,7 @@ from redline.cli.command import Command, Request, own_options
 from redline.cli.schema import Option
 from redline.core.errors import UserError, nearest
 from redline.run.options import parse_value
+from redline.run.settings import ALGO_SHORTHANDS
 
 
 def parse(name: str, command: Command, words: list[str]) -> Request:
@@ -177,18 +178,28 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield name, str(value)
 
 
+def _overrides(given: Mapping[str, Any], key: str) -> bool:
+    """Say whether the command line gives an option of the file, or gives it by its other spelling, as --dqn.n-step."""
+    group, _dot, name = key.rpartition(".")
+    shorthand = name in ALGO_SHORTHANDS and group != "env"
+    return key in given or (
+        shorthand and any(other.rpartition(".")[2] == name for other in given if not other.startswith("env."))
+    )
+
+
 def merge_config(name: str, command: Command, request: Request) -> Request:
     """Return the request with the options of its `--config` file added; those on the command line win."""
     path = request.options.get("config")
     if path is None:
         return request
     own = own_options(command)
-    known = own.keys() - {"config", "json"}
+    known = own.keys() - {"config", "print_config", "json"}
     words = read_config(str(path))
     for key in words:
         if "." not in key and key not in known:
             raise UserError(f"config {path}: redline {name} has no option {key}{nearest(key, known) or '.'}")
-    options = words | {key: word for key, word in request.options.items() if key != "config"}
+    given = {key: word for key, word in request.options.items() if key != "config"}
+    options = {key: word for key, word in words.items() if not _overrides(given, key)} | given
     merged = Request(request.arguments, options, request.json)
     try:
         check(command, merged)

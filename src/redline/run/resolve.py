@@ -26,10 +26,8 @@ from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 from redline.run.memory import fit_replay
 from redline.run.plan import HARDWARE, REQUESTED, Plan
-from redline.run.settings import DEFAULT_MINUTES, Settings
+from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
-# Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
-_ALGO_SHORTHANDS = ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
 _MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0, "backplay_steps": 1, "publish": 0}
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
 
@@ -111,7 +109,7 @@ def _choose_algo(settings: Settings, game: Game) -> tuple[Algorithm, Setting]:
     if settings.algo != "auto":
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
     recommended = recipes.choose_algo(game)
-    names = [n for n in (*_ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
+    names = [n for n in (*ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
     lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
     if not lacking:
         return algos.load(recommended.value), recommended
@@ -130,7 +128,7 @@ def _has(algo: Algorithm, option: str) -> bool:
 def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, Any]:
     """Return the requested options of the algorithm by name, those given without its prefix included."""
     requested = {name.replace("-", "_"): value for name, value in settings.algo_options.items()}
-    for name in _ALGO_SHORTHANDS:
+    for name in ALGO_SHORTHANDS:
         if (value := getattr(settings, name)) is not None:
             if name not in algo.options:
                 flag = name.replace("_", "-")

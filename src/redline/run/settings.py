@@ -10,6 +10,8 @@ from redline.core.errors import UserError
 from redline.run import options
 
 DEFAULT_MINUTES = 3.0
+# Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
+ALGO_SHORTHANDS = ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,22 @@ from redline.cli import catalog, schema
 from redline.cli.command import Command, Request
 from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
+from redline.run.options import parse_value
 
 _GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
 _BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
 
 
 def options() -> tuple[Option, ...]:
-    """Return the general options: the settings of a run, and --config."""
+    """Return the general options: the settings of a run, --config and --print-config."""
     settings = schema.read_options("redline.run.settings", "Settings")
     config = Option(
         "config", str | None, None, "TOML file with any of these options; tables [env] and [ALGO] hold theirs"
     )
-    return (*(option for option in settings if option.name not in _GROUPS), config)
+    print_config = Option(
+        "print_config", bool, False, "print all settings of this command as such a file; train nothing"
+    )
+    return (*(option for option in settings if option.name not in _GROUPS), config, print_config)
 
 
 def target(request: Request) -> tuple[str, str]:
@@ -41,6 +45,8 @@ def target(request: Request) -> tuple[str, str]:
 def run(request: Request) -> int:
     """Train, print the result and the next commands; the exit code tells why training stopped."""
     merged = merge_config("train", COMMAND, request)
+    if parse_value(bool, str(merged.options.pop("print_config", False)), "print_config"):
+        return print_config(merged)
     from redline.run.settings import from_words
     from redline.run.train import EXIT_CODES, train
 
@@ -50,6 +56,20 @@ def run(request: Request) -> int:
     else:
         print(closing_lines(result, request.options))
     return EXIT_CODES.get(result["stopped_by"], 0)
+
+
+def print_config(request: Request) -> int:
+    """Print the plan of a request as TOML, or with --json as config.json records it."""
+    from redline.run.config_file import plan_to_toml
+    from redline.run.device_choice import decide
+    from redline.run.settings import from_words
+
+    plan = decide(from_words(request.arguments[0], fold(request.options)))
+    if request.json:
+        request.print_json(plan.describe())
+    else:
+        print(plan_to_toml(plan), end="")
+    return 0
 
 
 def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
