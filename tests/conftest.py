@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ from redline.testing import Variant
 torch.set_num_threads(1)  # the tensors here are too small for more
 settings.register_profile("redline", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("redline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signing_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the key that signs runs out of the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 def variants(name: str) -> list[Variant]:

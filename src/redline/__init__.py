@@ -61,11 +61,14 @@ def train(env: str, **options: Any) -> Run:
     return run(build(Settings, {"env": env, **options}, ""))
 
 
-def load(run: Run | Path | str, device: str = "auto") -> Agent:
-    """Return the agent of a run's newest good checkpoint."""
+def load(run: Run | Path | str, device: str = "auto", trust: bool = False) -> Agent:
+    """Return the agent of a run's newest good checkpoint.
+
+    trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
+    """
     from redline.run.agent import load_agent
 
-    return load_agent(_folder(run), device)
+    return load_agent(_folder(run), device, trust)
 
 
 def evaluate(
@@ -75,12 +78,14 @@ def evaluate(
     seed: int = 0,
     max_steps: int = 0,
     sample: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Play held-out seeds with a run's newest agent and return the fields of `redline eval --json`.
 
     The policy is greedy, or with `sample` draws its actions. `max_steps` ends the evaluation after so many steps.
+    `trust` is that of `load`.
     """
-    return load(run, device).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
+    return load(run, device, trust).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
 
 
 def _folder(run: Run | Path | str) -> Path:

@@ -168,4 +168,4 @@ def test_a_run_of_a_game_that_is_not_here(run: Run, tmp_path: Path) -> None:
     config = json.loads((run.path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"env": "chess"}))
     with pytest.raises(UserError, match=r"needs the game chess and .* start in the folder it was trained from, or add"):
-        load_agent(tmp_path)
+        load_agent(tmp_path, trust=True)

@@ -18,8 +18,10 @@ from redline.engine import hardware
 from redline.envs import Rules, make_rules
 from redline.run.checkpoint import Checkpoints
 from redline.run.evaluate import Evaluation, evaluate_net, greedy
+from redline.run.manifest import check_weights
 from redline.run.options import build
 from redline.run.run_folder import read_config
+from redline.run.trust import check_trust
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,15 @@ class Agent:
         }
 
 
-def load_agent(run_dir: Path, device: str = "auto") -> Agent:
-    """Load the agent of a run's newest good checkpoint."""
+def load_agent(run_dir: Path, device: str = "auto", trust: bool = False) -> Agent:
+    """Load the agent of a run's newest good checkpoint.
+
+    trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
+    """
     if not run_dir.is_dir():
         raise UserError(f"There is no run folder {run_dir}; train one with redline train.")
     config = read_config(run_dir)
+    check_trust(run_dir, config, trust)
     try:
         rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
         algo = algos.load(config["algo"])
@@ -117,7 +123,7 @@ def load_agent(run_dir: Path, device: str = "auto") -> Agent:
             "found from here; start in the folder it was trained from, or add that folder to PYTHONPATH."
         ) from error
     torch_device = hardware.pick_device(device)
-    checkpoint = Checkpoints(run_dir).load(groups=("model",))
+    checkpoint = Checkpoints(run_dir, check=check_weights).load(groups=("model",))
     if checkpoint is None:
         raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}

@@ -77,9 +77,13 @@ class Checkpoints:
         config_hash: str = "",
         env_hash: str = "",
         world_size: int = 1,
+        check: Callable[[Checkpoint], None] = lambda checkpoint: None,  # noqa: ARG005
         notify: Notify = to_stderr,
     ) -> None:
-        """`env_hash` covers everything a resumed run must share (environment, network), `config_hash` all settings."""
+        """`env_hash` covers everything a resumed run must share (environment, network), `config_hash` all settings.
+
+        check: raises Damaged for a checkpoint whose files are whole but whose content cannot be used.
+        """
         if keep_last < 1:
             raise UserError(f"keep_last is {keep_last}; expected at least 1.")
         self.folder = Path(run_dir) / "checkpoints"
@@ -89,7 +93,7 @@ class Checkpoints:
         self.last_error = ""  # message of the last failed save
         self.last_step: int | None = None  # of the newest checkpoint this object wrote or loaded
         self._config_hash, self._env_hash, self._world_size = config_hash, env_hash, world_size
-        self._notify = notify
+        self._check, self._notify = check, notify
         self._lock = lock
         self._writer: threading.Thread | None = None
         if lock is not None:
@@ -269,7 +273,7 @@ class Checkpoints:
 
     def load_path(self, path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
         """The checkpoint in the folder `path`. Raises if it is damaged; moves nothing."""
-        return self._accept(read_checkpoint(path, groups))
+        return self._accept(read_checkpoint(path, groups, self._check))
 
     def set_aside(self, after: int = -1) -> Path | None:
         """Move damaged checkpoints and those of steps beyond `after` to a folder and return it; None if there are none.
@@ -305,6 +309,7 @@ class Checkpoints:
             for path in paths():
                 try:
                     checkpoint = read(path, groups)
+                    self._check(checkpoint)
                 except Damaged as error:
                     if path.exists():
                         bad.append(f"{path.name}: {error}")

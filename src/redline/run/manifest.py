@@ -65,11 +65,17 @@ class Checkpoint:
 MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
 
 
-def read_checkpoint(path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
+def read_checkpoint(
+    path: Path | str,
+    groups: Collection[str] | None = None,
+    check: Callable[[Checkpoint], None] = lambda checkpoint: None,  # noqa: ARG005
+) -> Checkpoint:
     """The verified checkpoint in the folder `path`; StorageError if it is damaged or not a checkpoint."""
     path = Path(path)
     try:
-        return read(path, groups)
+        checkpoint = read(path, groups)
+        check(checkpoint)
+        return checkpoint
     except Damaged as error:
         raise StorageError(
             f"{path} is not a good checkpoint: {error}; expected a folder such as RUN/checkpoints/ckpt-000001234567."
@@ -84,6 +90,16 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if len(set(names.values())) != len(names):
         raise ValueError("two weights have one name once the prefixes '_orig_mod.' and 'module.' are removed")
     return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise Damaged if a checkpoint has no weights, or weights that are NaN or infinite."""
+    if not checkpoint.tensors.get("model"):
+        raise Damaged("it has no weights (the group model)")
+    for group in ("model", "optim"):
+        for name, tensor in checkpoint.tensors.get(group, {}).items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise Damaged(f"'{name}' of {group}.safetensors has NaN or infinite values")
 
 
 def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str = "model") -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 from redline import replay
 from redline.core.errors import UserError
+from redline.run.atomic_files import Damaged
 from redline.run.budget import Budget
 from redline.run.checkpoint import Checkpoint, Checkpoints
+from redline.run.manifest import check_weights
 from redline.run.plan import Plan
 from redline.run.run_folder import CONFIG, RECORDS, Notify, read_config, read_result
 from redline.run.session import Session
@@ -70,6 +73,29 @@ def _changed_options(plan: Plan, before: dict[str, Any]) -> dict[str, tuple[Any,
 def _as_json(options: dict[str, Any]) -> dict[str, Any]:
     """Options as they look once written to JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+
+_COUNTS = ("episodes", "samples_trained")
+_SESSION_COUNTS = ("iterations", "updates", "remembered")
+
+
+def check_state(checkpoint: Checkpoint) -> None:
+    """Raise Damaged for a checkpoint without the counts or, unless it was read for its counts only, the tensors of a run."""
+    state, session = checkpoint.state, checkpoint.state.get("session")
+    counts = {name: state.get(name) for name in _COUNTS}
+    counts |= {f"session.{name}": session.get(name) if isinstance(session, dict) else None for name in _SESSION_COUNTS}
+    wrong = [name for name, count in counts.items() if type(count) is not int or not 0 <= count < 10**18]
+    for name in ("seconds", "preparation"):
+        seconds = state.get(name)
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            wrong.append(name)
+    if wrong:
+        raise Damaged(f"state.json has no valid '{wrong[0]}'")
+    if not checkpoint.tensors:
+        return
+    check_weights(checkpoint)
+    if missing := {"rng", "envs"} - checkpoint.tensors.keys():
+        raise Damaged(f"it lacks {min(missing)}.safetensors")
 
 
 def finished_result(plan: Plan, checkpoints: Checkpoints) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ FORMAT_VERSION = 2
 Notify = Callable[[str], None]
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.jsonl"
 RECORDS = (CONFIG, METRICS, RESULT, "eval.json")  # every file that describes one run, besides its checkpoints
+_MAX_JSON = 16 << 20  # bytes of config.json or result.json
 _CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
 
 
@@ -28,7 +30,10 @@ def to_stderr(message: str) -> None:
 
 
 def prepare_run_dir(path: Path | str) -> Path:
-    """Create the run folder and write a probe to it, so that a full or forbidden disk is found before any training."""
+    """Create the run folder and write a probe to it, so that a full or forbidden disk is found before any training.
+
+    Refuse a folder with links in it: writing through one would change a file outside.
+    """
     path = Path(path)
     probe = path / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -37,6 +42,7 @@ def prepare_run_dir(path: Path | str) -> Path:
             file.write(b"redline")
             file.flush()
             os.fsync(file.fileno())
+        linked = sorted(entry.name for entry in os.scandir(path) if _leads_outside(entry))
     except (OSError, ValueError) as error:
         raise StorageError(
             f"The run folder {path} cannot be written: {explain_os_error(path, error)}; choose another with --run-dir."
@@ -44,7 +50,17 @@ def prepare_run_dir(path: Path | str) -> Path:
     finally:
         with suppress(OSError, ValueError):
             probe.unlink()
+    if linked:
+        raise StorageError(
+            f"The run folder {path} has a link in it ({linked[0]}), and training would write to the file behind it; remove "
+            "the link or choose another folder with --run-dir."
+        )
     return path
+
+
+def _leads_outside(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry of a folder is a symbolic link, or a file that has another name elsewhere."""
+    return entry.is_symlink() or (entry.is_file() and entry.stat().st_nlink > 1)
 
 
 def reason(error: Exception) -> str:
@@ -73,16 +89,30 @@ def write_json(path: Path, record: Any) -> None:
         ) from error
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; ValueError if it is no regular file, is too large or is not JSON.
+
+    A run folder may come from elsewhere: a pipe in place of a file must not block.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        if status.st_size > _MAX_JSON:
+            raise ValueError(f"it has {status.st_size:,} bytes, more than such a file can have")
+        return json.loads(file.read())
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config.json of a run; a folder without one is not a run."""
     path = run_dir / CONFIG
     try:
-        record = json.loads(path.read_text())
+        record = read_json(path)
     except FileNotFoundError:
         raise UserError(
             f"{run_dir} is not a run folder: there is no config.json in it. Train one with redline train."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} could not be read ({error}); restore it or train into another folder.") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in _CONFIG_TYPES.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
@@ -117,8 +147,8 @@ def newer_version(subject: str, version: Any) -> UserError:
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
     """The result.json of a run, None where there is none that can be read."""
-    with suppress(OSError, ValueError):
-        record = json.loads((run_dir / RESULT).read_text())
+    with suppress(OSError, ValueError, RecursionError):
+        record = read_json(run_dir / RESULT)
         if isinstance(record, dict):
             return record
     return None

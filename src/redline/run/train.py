@@ -25,6 +25,7 @@ from redline.run.run_folder import RESULT, Metrics, write_config, write_json
 from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.run.signals import StopSignals
+from redline.run.trust import signed
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}  # by `stopped_by`; 0 for a limit
 
@@ -65,14 +66,21 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
     notes = resume.check_run_folder(plan)
     identity = plan.identity_hash
-    checkpoints = Checkpoints(plan.run_dir, lock=lock, config_hash=identity, env_hash=identity, notify=progress.say)
+    checkpoints = Checkpoints(
+        plan.run_dir,
+        lock=lock,
+        config_hash=identity,
+        env_hash=identity,
+        check=resume.check_state,
+        notify=progress.say,
+    )
     if finished := resume.finished_result(plan, checkpoints):
         progress.say(finished_line(plan, finished))
         return Run(plan.run_dir, finished)
     with closing(resume.open_session(plan, progress.say)) as session:
         checkpoint = resume.load_checkpoint(plan, checkpoints)
         trainer = Trainer(plan, session, checkpoints, progress, checkpoint)
-        write_config(plan.run_dir, plan.describe())
+        write_config(plan.run_dir, signed(plan.describe()))
         for line in (*notes, *opening_lines(plan)):
             progress.say(line)
         stopped_by = trainer.run()

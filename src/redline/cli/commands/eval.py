@@ -20,6 +20,7 @@ class EvalOptions:
     sample: bool = False  # sample actions from the policy, as in training, instead of taking the likeliest
     seed: int = 0  # which set of held-out games
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
 
 def run(request: Request) -> int:
@@ -31,7 +32,7 @@ def run(request: Request) -> int:
     from redline.tools.wording import comparison, evaluation
 
     options = request.build(EvalOptions)
-    agents = [load_agent(Path(run), options.device) for run in request.arguments]
+    agents = [load_agent(Path(run), options.device, options.trust) for run in request.arguments]
     spec = agents[0].rules.game.spec(agents[0].rules.config)
     screen = Progress(" · ".join(request.arguments), spec.score_name)
     screen.start_activity("Evaluating")

@@ -21,6 +21,7 @@ class WatchOptions:
     fps: float = 12.0  # steps shown per second
     max_steps: int = 2000  # longest GIF, in steps
     device: str = "cpu"  # where the network runs: cpu, cuda, cuda:N, mps
+    trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
 
 def run(request: Request) -> int:
@@ -36,7 +37,7 @@ def run(request: Request) -> int:
     from redline.run.evaluate import HELD_OUT
     from redline.tools.watch import play_terminal, record_gif
 
-    agent = load_agent(Path(request.arguments[0]), options.device)
+    agent = load_agent(Path(request.arguments[0]), options.device, options.trust)
     seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
     if options.gif:
         path = Path(options.gif)
