@@ -10,6 +10,7 @@ environments and samples, which costs one draw instead of thousands. PRESETS nam
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from redline.algos.optimizer import Optimizer, flatten, linear
 from redline.algos.td_targets import Munchausen, distributional_losses, td_targets
 from redline.core import random
 from redline.core.errors import UserError
-from redline.core.records import PolicyInput, Spec, Transition
+from redline.core.records import Batch, PolicyInput, Spec, Transition
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
 from redline.replay.contract import Replay, ReplayRequest
@@ -216,6 +217,7 @@ class Learner(learner.Learner):
         spec, device = self.spec, runtime.device
         self.samples_per_update = config.batch_size * accumulate
         self.updates_per_iteration = config.updates
+        self.max_micro_batches = min(config.batch_size, learner.MAX_MICRO_BATCHES)
         # Only beta and the learning rate follow `progress`; epsilon counts environment steps.
         self.scheduled = config.prioritized or config.learning_rate_end is not None
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
@@ -233,6 +235,7 @@ class Learner(learner.Learner):
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # () int64: gradient steps so far
         self.metric_sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log point
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
+        self._sample = runtime.compile(torch.no_grad()(self.sample))
         self._update_priorities = runtime.compile(torch.no_grad()(self.memory.update_priorities))
 
     def _make_memory(self, rules: Rules, state: Any) -> Replay:
@@ -312,15 +315,21 @@ class Learner(learner.Learner):
             and iterations > self.config.n_step + self.memory.lead
         )
 
-    def loss(self, part: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the loss () and mean value () of batch number `part` () int64, and its priorities.
-
-        Priorities are the index of each transition in a prioritized memory, else None, and its TD error (with distributions:
-        its loss), both (B,).
-        """
-        config, key = self.config, random.fold(self.key, 2 * part + 1)
+    def sample(self, number: Tensor) -> Batch:
+        """Return batch `number` () int64 of all batches sampled in this run."""
+        config, key = self.config, random.fold(self.key, 2 * number + 1)
         beta = config.priority_beta + (1.0 - config.priority_beta) * self.progress
-        batch = self.memory.sample(key, config.batch_size, beta, part)
+        return self.memory.sample(key, config.batch_size, beta, number)
+
+    def loss(self, number: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Return the loss () and mean value () of batch `number` () int64, and its priorities.
+
+        batch: a part of batch `number`; by default the whole, which is then sampled here. The losses and mean values of all
+        parts of a gradient step add up to its own. Priorities are the index of each transition in a prioritized memory, else
+        None, and its TD error (with distributions: its loss), both (B,).
+        """
+        config, key = self.config, random.fold(self.key, 2 * number + 1)
+        batch = self.sample(number) if batch is None else batch
         if config.noisy:
             draw_noise(self.online, random.fold(key, -1))
             draw_noise(self.target, random.fold(key, -2))
@@ -340,7 +349,8 @@ class Learner(learner.Learner):
             td_error = losses
         td_error = torch.where(batch.weight > 0, td_error.detach(), 0.0)
         loss, mean_value = (losses * batch.weight).mean(), values.detach().mean()
-        return loss / self.accumulate, mean_value / self.accumulate, batch.place, td_error
+        parts = self.samples_per_update / len(batch.action)
+        return loss / parts, mean_value / parts, batch.place, td_error
 
     def update(self) -> None:
         """Take the gradient steps of an iteration."""
@@ -351,14 +361,32 @@ class Learner(learner.Learner):
         """Take one gradient step, over `accumulate` batches, and update the target network."""
         total: tuple[Tensor, ...] = ()
         for part in range(self.accumulate):
-            loss, mean_value, place, td_error = self._loss(self.updated * self.accumulate + part)
-            gradients = self.optimizer.gradient(loss)
+            number = self.updated * self.accumulate + part
+            gradients, loss, mean_value, place, td_error = self.within_memory(functools.partial(self.gradients, number))
             total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-            self.metric_sums["loss"] += loss.detach()
+            self.metric_sums["loss"] += loss
             self.metric_sums["q_mean"] += mean_value
             if place is not None:
                 self._update_priorities(place, td_error)
         self._apply(total)
+
+    def gradients(self, number: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor | None, Tensor]:
+        """Return the gradients of batch `number` () int64 and what `loss` returns, in `micro_batches` parts."""
+        if self.micro_batches == 1:
+            loss, mean_value, place, td_error = self._loss(number)
+            return self.optimizer.gradient(loss), loss.detach(), mean_value, place, td_error
+        batch = self._sample(number)
+        size = -(-self.config.batch_size // self.micro_batches)
+        total: tuple[Tensor, ...] = ()
+        sums, td_errors = torch.zeros(2, device=self.runtime.device), []
+        for start in range(0, self.config.batch_size, size):
+            part = batch._make(None if x is None else x[start : start + size] for x in batch)
+            loss, mean_value, _, td_error = self._loss(number, part)
+            gradients = self.optimizer.gradient(loss)
+            total = tuple(torch._foreach_add(total, gradients)) if total else gradients
+            sums += torch.stack([loss.detach(), mean_value])
+            td_errors.append(td_error)
+        return total, sums[0], sums[1], batch.place, torch.cat(td_errors)
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:

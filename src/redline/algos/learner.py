@@ -6,17 +6,21 @@ Shapes: N environments, A actions, T steps of a rollout. Tensors live on `runtim
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from redline.core import random
+from redline.core import faults, random
 from redline.core.errors import UserError
 from redline.core.records import PolicyInput, Spec, Transition
+from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.engine.runtime import Runtime
 from redline.envs.batch import Rules
+
+T = TypeVar("T")
+MAX_MICRO_BATCHES = 256  # of a batch: beyond, the launches of so many small parts take far longer than their arithmetic
 
 
 class Learner(ABC):
@@ -43,6 +47,11 @@ class Learner(ABC):
     rollout_steps: int  # T: steps every environment plays between two calls of `update`
     samples_per_update: int  # samples in one gradient step
     updates_per_iteration: int  # gradient steps in one call of `update`
+
+    # Parts of a batch that are differentiated one after another, to need less memory for the same gradient. A learner that
+    # can do so computes gradients with `within_memory` and sets the largest number of parts; 1: it cannot.
+    micro_batches: int = 1
+    max_micro_batches: int = 1
 
     def __init__(
         self,
@@ -124,6 +133,30 @@ class Learner(ABC):
     @abstractmethod
     def update(self) -> None:
         """Take the gradient steps of one iteration, `updates_per_iteration` of them."""
+
+    def within_memory(self, compute: Callable[[], T]) -> T:
+        """Return compute(); where it runs out of memory, repeat it with twice as many micro-batches.
+
+        compute: returns gradients and whatever else a gradient step needs, and changes nothing that a repetition reads.
+        While a graph is captured the error is raised: nothing has run yet, so that the whole capture can be repeated.
+        """
+        while True:
+            try:
+                faults.reach("gradient")
+                return compute()
+            except Exception as error:
+                capturing = self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+                if capturing or not is_out_of_memory(error) or self.micro_batches >= self.max_micro_batches:
+                    raise
+            self.split_batches()  # here the error, whose traceback holds the failed attempt's tensors, is gone
+
+    def split_batches(self) -> bool:
+        """Free cached memory and double the micro-batches; return False, changing nothing, if there are too many already."""
+        if self.micro_batches >= self.max_micro_batches:
+            return False
+        self.micro_batches = min(2 * self.micro_batches, self.max_micro_batches)
+        free_caches()
+        return True
 
     def ready(self, iterations: int) -> bool:
         """Return whether to call `update` in an iteration that starts with `iterations` iterations of experience."""

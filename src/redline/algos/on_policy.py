@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Collection
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import network_config
-from redline.algos.learner import Learner
+from redline.algos.learner import MAX_MICRO_BATCHES, Learner
 from redline.algos.metrics import read_means
 from redline.algos.optimizer import Optimizer, linear
 from redline.algos.rollout import RolloutBuffer
@@ -123,6 +124,7 @@ class OnPolicyLearner(Learner):
         self.rollout = RolloutBuffer(rules, state, num_envs, config.rollout_steps, outputs, device)
         self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
         self.updates_per_iteration = config.epochs * (self.rollout.size // self.samples_per_update)
+        self.max_micro_batches = min(config.batch_size, MAX_MICRO_BATCHES)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(net, self.learning_rate, config.max_grad_norm, runtime)
         self.behaviour_network = in_precision(net, runtime.amp_dtype)  # `before_iteration` copies the weights
@@ -165,7 +167,8 @@ class OnPolicyLearner(Learner):
     def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss () and the `metrics` (M,) of the samples `index` (B,) int64.
 
-        batch: all samples of the gradient step, of which `index` is a part, where gradients are accumulated.
+        batch: all samples of the gradient step, where `index` is only a part of them. Losses and metrics of the parts add up
+        to those of the gradient step: means over `index` are divided by `part_count(index, batch)`.
         """
 
     @abstractmethod
@@ -202,13 +205,26 @@ class OnPolicyLearner(Learner):
             self._shuffle()
             for start in range(0, self.rollout.size, self.samples_per_update):
                 batch = self.order[start : start + self.samples_per_update]
-                total: tuple[Tensor, ...] = ()
-                for index in batch.split(self.config.batch_size):
-                    loss, metrics = self._loss(index, batch if self.accumulate > 1 else None)
-                    gradients = self.optimizer.gradient(loss)
-                    total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-                    self.metric_sums += metrics
-                self._apply(total)
+                gradients, metrics = self.within_memory(functools.partial(self.gradients, batch))
+                self.record_metrics(metrics)
+                self._apply(gradients)
+
+    def gradients(self, batch: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the gradients and metrics of the samples `batch` (B,) int64, computed part by part."""
+        parts = batch.split(-(-self.config.batch_size // self.micro_batches))
+        total: tuple[Tensor, ...] = ()
+        sums: Tensor | None = None
+        for index in parts:
+            loss, metrics = self._loss(index, batch if len(parts) > 1 else None)
+            gradients = self.optimizer.gradient(loss)
+            total = tuple(torch._foreach_add(total, gradients)) if total else gradients
+            sums = metrics if sums is None else sums + metrics
+        assert sums is not None
+        return total, sums
+
+    def record_metrics(self, metrics: Tensor) -> None:
+        """Add the metrics (M,) of a gradient step, which is about to be taken."""
+        self.metric_sums += metrics
 
     @property
     def predictions(self) -> Tensor:
@@ -253,6 +269,11 @@ class OnPolicyLearner(Learner):
         """Return every tensor that decides what comes next, between two iterations, in groups."""
         counters = {"key": self.key, "acted": self.acted, "shuffled": self.shuffled}
         return {"model": self.model(), "optim": self.optimizer.tensors(), "rng": counters}
+
+
+def part_count(index: Tensor, batch: Tensor | None) -> float:
+    """Return how many parts of the size of `index` the samples `batch` are; None: `index` is all of them."""
+    return 1 if batch is None else len(batch) / len(index)
 
 
 def in_precision(net: N, dtype: torch.dtype | None) -> N:

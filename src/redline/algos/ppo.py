@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from redline.algos import networks, on_policy
 from redline.algos.network_config import gather
-from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
+from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner, part_count
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
 from redline.algos.on_policy import samples_per_step as samples_per_step
@@ -145,7 +145,7 @@ class Learner(OnPolicyLearner):
 
     def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss and the metrics; advantages are normalised over the whole batch."""
-        config, rollout = self.config, self.rollout
+        config, rollout, parts = self.config, self.rollout, part_count(index, batch)
         with self.runtime.autocast():
             legal = None if rollout.legal is None else rollout.legal[index]
             logits, value = self.net(rollout.obs.index_select(0, index), legal)
@@ -156,16 +156,19 @@ class Learner(OnPolicyLearner):
         surrogate = policy_loss(logp, old_logp, advantages, config.clip_range)
         value_loss = 0.5 * ((value - self.targets[index]) / self.net.deviation).square().mean()
         entropy_coef = linear(config.entropy_coef, config.entropy_end, self.progress)
-        loss = (surrogate + config.value_coef * value_loss - entropy_coef * entropy) / self.accumulate
+        loss = (surrogate + config.value_coef * value_loss - entropy_coef * entropy) / parts
         with torch.no_grad():
             log_ratio = logp - old_logp
             ratio = log_ratio.exp()
             clip_fraction = ((ratio - 1).abs() > config.clip_range).to(torch.float32).mean()
             approx_kl = (ratio - 1 - log_ratio).mean()
-            if config.target_kl:
-                self.update_kl.copy_(torch.maximum(self.update_kl, approx_kl))
-            metrics = torch.stack([surrogate, value_loss, entropy, clip_fraction, approx_kl]) / self.accumulate
+            metrics = torch.stack([surrogate, value_loss, entropy, clip_fraction, approx_kl]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), metrics])
+
+    def record_metrics(self, metrics: Tensor) -> None:
+        super().record_metrics(metrics)
+        if self.config.target_kl:
+            self.update_kl.copy_(torch.maximum(self.update_kl, metrics[self.metrics.index("approx_kl")]))
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:

@@ -17,7 +17,7 @@ from redline.algos import networks, on_policy
 from redline.algos.bodies import Body
 from redline.algos.exploration import epsilon_greedy, epsilon_ladder
 from redline.algos.network_config import gather
-from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner
+from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner, part_count
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
 from redline.algos.on_policy import samples_per_step as samples_per_step
@@ -132,15 +132,15 @@ class Learner(OnPolicyLearner):
 
     def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return half the mean squared TD error, and the metrics."""
-        del batch
+        parts = part_count(index, batch)
         with self.runtime.autocast():
             values = self.net.chosen(self.rollout.obs.index_select(0, index), self.rollout.action[index])
         td_error = values - self.targets[index]
-        loss = 0.5 * td_error.square().mean() / self.accumulate
+        loss = 0.5 * td_error.square().mean() / parts
         with torch.no_grad():
             env_index = torch.arange(self.num_envs, device=index.device)
             mean_epsilon = epsilon(self.config, self.progress, env_index, self.num_envs).mean()
-            metrics = torch.stack([values.mean(), mean_epsilon]) / self.accumulate
+            metrics = torch.stack([values.mean(), mean_epsilon]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), metrics])
 
     def model(self) -> dict[str, Tensor]:

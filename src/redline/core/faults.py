@@ -2,9 +2,9 @@
 
     REDLINE_FAULT="kill@save.manifest:3,raise@save.model,slow@save:2s"
 
-`kill@PHASE` kills the process with SIGKILL and `raise@PHASE` raises InjectedFault, each time the phase is reached or
-with `:N` the N-th time only. `slow@PHASE:2s` sleeps each time. The variable is read once, at import; without it `reach`
-costs one truth test.
+`kill@PHASE` kills the process with SIGKILL, `raise@PHASE` raises InjectedFault and `oom@PHASE` runs out of memory, each
+time the phase is reached or with `:N` the N-th time only. `slow@PHASE:2s` sleeps each time. The variable is read once, at
+import; without it `reach` costs one truth test.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+
+import torch
 
 from redline.core.errors import UserError, nearest
 
@@ -37,11 +39,13 @@ SAVE_PHASES = (
 )
 # Phases of a replay file, each reached before its action: create the file, clear an entry, sync the data, write the entry.
 BLOCK_PHASES = ("blocks.create", "blocks.begin", "blocks.data", "blocks.entry")
+# Before the gradient of a batch is computed, before a session is built, and before an iteration.
+MEMORY_PHASES = ("session", "iteration", "gradient")
 # A rule that names any other phase is an error: a typing mistake must not become a test that cannot fail.
-PHASES = SAVE_PHASES + BLOCK_PHASES
+PHASES = SAVE_PHASES + BLOCK_PHASES + MEMORY_PHASES
 
 _RULE = re.compile(
-    r"(?P<action>kill|raise)@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
+    r"(?P<action>kill|raise|oom)@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
 )
 
 
@@ -65,8 +69,8 @@ def parse(text: str) -> list[_Rule]:
         match = _RULE.fullmatch(part)
         if match is None:
             raise UserError(
-                f"REDLINE_FAULT has the rule '{part}'; expected kill@PHASE or raise@PHASE, with :N for the N-th time "
-                "only, or slow@PHASE:2.5s."
+                f"REDLINE_FAULT has the rule '{part}'; expected kill@PHASE, raise@PHASE or oom@PHASE, with :N for the N-th "
+                "time only, or slow@PHASE:2.5s."
             )
         phase = match["phase"] or match["slow_phase"]
         if phase not in PHASES:
@@ -102,5 +106,7 @@ def reach(phase: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         elif rule.action == "raise":
             raise InjectedFault(f"injected fault at {phase}")
+        elif rule.action == "oom":
+            raise torch.OutOfMemoryError(f"injected: out of memory at {phase}")
         else:
             time.sleep(rule.seconds)

@@ -1,0 +1,29 @@
+"""Running out of memory: recognise the error in all its forms, and return cached memory."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+_CPU_MESSAGE = "can't allocate memory"  # of torch's allocator of host memory, a plain RuntimeError
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, says that a device or the host ran out of memory."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(error, RuntimeError) and _CPU_MESSAGE in str(error):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def free_caches() -> None:
+    """Return memory that no tensor uses any more to the device. Does nothing for the CPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
