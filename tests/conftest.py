@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from redline import games, testing
 from redline.testing import Variant
 
 torch.set_num_threads(1)  # the tensors here are too small for more
+os.environ["OMP_NUM_THREADS"] = "1"  # nor do runs, also those in other processes, measure how many to use
 settings.register_profile("redline", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("redline")
 

@@ -108,7 +108,7 @@ class SharedCores:
         self.others = [[core] for core in every[mine:]] if alone else [every] * others
         if every:
             self._stay_on(every[:mine])
-        torch.set_num_threads(mine)
+        torch.set_num_threads(min(mine, self.threads))
 
     def give_back(self) -> None:
         if self.every:

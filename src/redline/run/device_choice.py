@@ -26,13 +26,14 @@ from redline.engine import fast, hardware
 from redline.engine.runtime import Runtime
 from redline.envs import Rules, batch
 from redline.recipes import Setting
-from redline.run.plan import HARDWARE, Plan, digest
+from redline.run.plan import HARDWARE, MEASURED, Plan, digest
 from redline.run.progress import quantity
 from redline.run.resolve import resolve
 from redline.run.run_folder import write_json
 from redline.run.settings import Settings
 
 Measure = Callable[[Plan], float]
+Workload = Callable[[int], Callable[[], None]]  # from a number of games or samples to a function that works on them
 _SECONDS = 1.0  # limit of each of the four measurements, approximately
 _FIRST, _GROWTH = 16, 4  # games or samples in the first round, and the factor for each next round
 _ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
@@ -59,9 +60,9 @@ def decide(settings: Settings, measure: Measure | None = None) -> Plan:
     plan = resolve(settings)
     if settings.device != "auto":
         return plan
-    before = _device_of_run(plan)
-    if before:
-        return _on(before, settings, "the run began there")
+    with suppress(UserError):  # there is no such device here
+        if before := recorded(plan, "device"):
+            return _on(str(hardware.pick_device(str(before))), settings, "the run began there")
     if plan.device.type != "cuda":
         return plan
     gpu = str(plan.device)
@@ -82,42 +83,40 @@ def _on(device: str, settings: Settings, reason: str) -> Plan:
     """Return the plan for a device that was not requested by name, with the reason for the device."""
     plan = resolve(dataclasses.replace(settings, device=device))
     settings = dataclasses.replace(plan.settings, device=settings.device)
-    chosen = Setting(str(plan.device), reason, "derived from a measurement" if "measured" in reason else HARDWARE)
+    chosen = Setting(str(plan.device), reason, MEASURED if "measured" in reason else HARDWARE)
     return dataclasses.replace(plan, settings=settings, provenance=plan.provenance | {"device": chosen})
 
 
-def _device_of_run(plan: Plan) -> str:
-    """Return the device of the run that will be resumed; an empty string if there is none, or no such device here."""
+def recorded(plan: Plan, name: str) -> Any:
+    """Return a setting of the run that will be resumed; None if there is none."""
     resume = plan.settings.resume
     folder = plan.run_dir if resume in ("auto", "must") else Path(resume).absolute().parent.parent
     if resume != "never":
-        with suppress(OSError, ValueError, KeyError, TypeError, UserError):
-            return str(hardware.pick_device(str(json.loads((folder / "config.json").read_text())["device"])))
-    return ""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return json.loads((folder / "config.json").read_text())[name]
+    return None
 
 
 def _speeds(plans: tuple[Plan, Plan], measure: Measure) -> list[float]:
     """Return the samples per second of each plan: from the cache, or measured now and cached."""
     path = cache_file()
-    known = _read(path)
-    key = digest([_VERSION, torch.__version__, torch.get_num_threads(), [_decisive(plan) for plan in plans]])
-    if key in known:
-        return known[key]
+    key = digest([_VERSION, torch.__version__, torch.get_num_threads(), [decisive(plan) for plan in plans]])
+    known = recall(path, key)
+    if _are_speeds(known):
+        return list(known)
     try:
         speeds = []
         for plan in plans:
-            with _threads(plan.threads):
+            with torch_threads(plan.threads):
                 speeds.append(float(measure(plan)))
     finally:
         torch.cuda.empty_cache()  # does nothing without a GPU
-    with suppress(OSError, UserError):  # without a cache the next run measures again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict([*known.items(), (key, speeds)][-_CACHED:]))
+    remember(path, key, speeds)
     return speeds
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Let torch use so many CPU threads; 0 leaves it as it is."""
     before = torch.get_num_threads()
     if count:
@@ -128,18 +127,31 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def cache_file() -> Path:
+def cache_file(name: str = "devices") -> Path:
     """Return the file of cached measurements; delete it to measure again."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline" / "devices.json"
+    return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline" / f"{name}.json"
 
 
-def _read(path: Path) -> dict[str, list[float]]:
-    """Return the cached figures that are valid."""
+def recall(path: Path, key: str) -> Any:
+    """Return the cached value of `key`; None if there is none."""
+    return _read(path).get(key)
+
+
+def remember(path: Path, key: str, value: Any) -> None:
+    """Cache a value, and forget the oldest if there are too many. Without a cache the next run measures again."""
+    known = _read(path)
+    known.pop(key, None)
+    with suppress(OSError, UserError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict([*known.items(), (key, value)][-_CACHED:]))
+
+
+def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text())
         if isinstance(record, dict):
-            return {key: speeds for key, speeds in record.items() if _are_speeds(speeds)}
+            return record
     return {}
 
 
@@ -147,7 +159,7 @@ def _are_speeds(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(x, float) and x > 0 for x in value)
 
 
-def _decisive(plan: Plan) -> list[Any]:
+def decisive(plan: Plan) -> list[Any]:
     """Return the settings that decide the speed of a plan."""
     record = plan.describe()
     return [dataclasses.asdict(plan.hardware), [record[name] for name in _DECISIVE], record["algo_options"]]
@@ -155,6 +167,18 @@ def _decisive(plan: Plan) -> list[Any]:
 
 def samples_per_second(plan: Plan) -> float:
     """Return how many samples per second the plan learns from, playing included, without compilation."""
+    play, learn = workloads(plan)
+    played, learned = _seconds_each(play, plan.num_envs, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
+    return 1 / (played / samples_per_step(plan) + learned)
+
+
+def samples_per_step(plan: Plan) -> float:
+    """Return how often the plan's learner trains on each environment step."""
+    return plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
+
+
+def workloads(plan: Plan) -> tuple[Workload, Workload]:
+    """Return what playing and learning cost most: a step of N games with the network, and the gradient of N samples."""
     rules, device = plan.rules, plan.device
     runtime = fast.runtime(device, plan.precision, fast.Compiler(False, _ignore))
     net = _network(plan, runtime)
@@ -186,9 +210,7 @@ def samples_per_second(plan: Plan) -> float:
 
         return differentiate
 
-    played, learned = _seconds_each(play, plan.num_envs, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
-    samples_per_step = plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
-    return 1 / (played / samples_per_step + learned)
+    return play, learn
 
 
 def _network_input(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
@@ -211,7 +233,7 @@ def _network(plan: Plan, runtime: Runtime) -> nn.Module:
     return net.to(plan.device)
 
 
-def _seconds_each(prepare: Callable[[int], Callable[[], None]], size: int, plan: Plan) -> float:
+def _seconds_each(prepare: Workload, size: int, plan: Plan) -> float:
     """Return the seconds of `prepare(size)` divided by `size`; measured with fewer if `size` would take too long."""
     ends, count = time.perf_counter() + _SECONDS, min(size, _FIRST)
     while True:

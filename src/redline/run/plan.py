@@ -19,7 +19,8 @@ from redline.recipes import Recipe, Setting
 from redline.run.curriculum import Curriculum
 from redline.run.settings import Settings
 
-REQUESTED, HARDWARE = "requested", "derived from the hardware"  # sources of settings
+# Sources of settings.
+REQUESTED, HARDWARE, MEASURED = "requested", "derived from the hardware", "derived from a measurement"
 DEFAULT_SOURCES = ("algorithm default", "environment default")
 
 

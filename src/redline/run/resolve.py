@@ -25,7 +25,7 @@ from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.evaluate import MAX_SEED
 from redline.run.memory import fit_replay
-from redline.run.plan import HARDWARE, REQUESTED, Plan
+from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
 _MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0, "backplay_steps": 1, "publish": 0}
@@ -256,9 +256,9 @@ def _choose_precision(requested: str, machine: Hardware) -> Setting:
 
 
 def _choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> Setting:
-    """Return the number of torch's CPU threads; 0 leaves it to torch.
+    """Return the number of torch's CPU threads by a rule that depends on machine and environment alone; 0 leaves it to torch.
 
-    The rule depends on machine and environment alone, so that the same command gives the same numbers again.
+    `thread_choice` replaces it by a measurement.
     """
     if requested is not None:
         return Setting(requested, "", REQUESTED)
@@ -331,7 +331,7 @@ def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs:
     if settings.deterministic:
         return Setting(0, "play of actors cannot be repeated exactly", "derived from deterministic")
     seconds = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
-    source = "derived from a measurement"
+    source = MEASURED
     if seconds < WORTH_A_PROCESS:
         return Setting(0, f"a step takes {1e6 * seconds:,.0f} µs, less than handing it to another process", source)
     why = f"a step takes {1e3 * seconds:,.1f} ms"

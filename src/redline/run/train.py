@@ -15,7 +15,7 @@ import torch
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
-from redline.run import device_choice, final_evaluation, resume
+from redline.run import final_evaluation, resume, thread_choice
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.opening import finished_line, opening_lines
@@ -42,7 +42,7 @@ def train(settings: Settings) -> Run:
     """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs."""
     if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    plan = device_choice.decide(settings)
+    plan = thread_choice.decide(settings)
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     prepare_run_dir(plan.run_dir)
     progress = Progress(

@@ -10,7 +10,7 @@ import torch
 
 from redline.core.records import Hardware, Tier
 from redline.engine import hardware
-from redline.run import device_choice
+from redline.run import device_choice, thread_choice
 from redline.run.plan import DEFAULT_SOURCES, Plan
 from redline.run.settings import Settings
 
@@ -27,7 +27,7 @@ _LOW_SHARED_MEMORY = 256 * 10**6  # bytes; containers often come with 64 MB
 
 def examine(env: str, algo: str, device: str) -> dict[str, Any]:
     """Return the machine and the settings that `redline train` would start a run with."""
-    plan = device_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
+    plan = thread_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

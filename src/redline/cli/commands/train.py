@@ -61,8 +61,8 @@ def run(request: Request) -> int:
 def print_config(request: Request) -> int:
     """Print the plan of a request as TOML, or with --json as config.json records it."""
     from redline.run.config_file import plan_to_toml
-    from redline.run.device_choice import decide
     from redline.run.settings import from_words
+    from redline.run.thread_choice import decide
 
     plan = decide(from_words(request.arguments[0], fold(request.options)))
     if request.json:
