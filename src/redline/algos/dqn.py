@@ -33,6 +33,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch, PolicyInput, Spec, Transition
 from redline.engine.runtime import Runtime
+from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 from redline.replay.contract import Replay, ReplayRequest
 
@@ -328,8 +329,11 @@ class Learner(learner.Learner):
         parts of a gradient step add up to its own. Priorities are the index of each transition in a prioritized memory, else
         None, and its TD error (with distributions: its loss), both (B,).
         """
+        return self.batch_loss(number, self.sample(number) if batch is None else batch)
+
+    def batch_loss(self, number: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Return what `loss` returns, for the transitions in `batch`."""
         config, key = self.config, random.fold(self.key, 2 * number + 1)
-        batch = self.sample(number) if batch is None else batch
         if config.noisy:
             draw_noise(self.online, random.fold(key, -1))
             draw_noise(self.target, random.fold(key, -2))
@@ -391,12 +395,35 @@ class Learner(learner.Learner):
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
         """Step the online network; every target_period steps, unless skipped, move the target network towards it by tau."""
+        self.move_target(self.step_online(gradients))
+
+    def step_online(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Step the online network; return () bool, whether it was not skipped."""
         if self.config.learning_rate_end is not None:
             self.learning_rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
         stepped = self.optimizer.step(gradients)
         self.updated += 1
+        return stepped
+
+    def move_target(self, stepped: Tensor) -> None:
+        """Move the target network by tau if that is due after a gradient step, () bool whether it was taken."""
         due = stepped & (self.updated % self.config.target_period == 0)
         self.target_weights.lerp_(self.optimizer.flat, torch.where(due, self.config.tau, 0.0))
+
+    @property
+    def stages(self) -> Stages:
+        copies = Stage("host-device copies", compiled=False)
+        return {
+            "memory.before_iteration": copies,
+            "memory.after_iteration": copies,
+            "sample": Stage("sample"),
+            "_sample": Stage("sample"),
+            "batch_loss": Stage("forward"),
+            "optimizer.gradient": Stage("backward", compiled=False),
+            "_update_priorities": Stage("priorities"),
+            "step_online": Stage("optimizer"),
+            "move_target": Stage("target network"),
+        }
 
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Return the means over the last `updates` gradient steps and reset them."""

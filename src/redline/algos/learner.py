@@ -17,6 +17,7 @@ from redline.core.errors import UserError
 from redline.core.records import PolicyInput, Spec, Transition
 from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.engine.runtime import Runtime
+from redline.engine.stages import Stages
 from redline.envs.batch import Rules
 
 T = TypeVar("T")
@@ -157,6 +158,11 @@ class Learner(ABC):
         self.micro_batches = min(2 * self.micro_batches, self.max_micro_batches)
         free_caches()
         return True
+
+    @property
+    def stages(self) -> Stages:
+        """Parts of `update` that `redline profile` times apart; undeclared ones are timed together, as update."""
+        return {}
 
     def ready(self, iterations: int) -> bool:
         """Return whether to call `update` in an iteration that starts with `iterations` iterations of experience."""

@@ -23,6 +23,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec, Transition
 from redline.engine.runtime import Runtime
+from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 
 
@@ -133,8 +134,8 @@ class OnPolicyLearner(Learner):
         self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # () int64: epochs so far
         self.metric_sums = torch.zeros(len(self.metrics), device=device)  # since the last log point
         # Targets are computed step by step: unrolled by the compiler, a long rollout would take minutes to compile.
-        short = config.rollout_steps <= _MAX_COMPILED_STEPS
-        self._compute_targets = runtime.compile(self.compute_targets) if short else self.compute_targets
+        self._short = config.rollout_steps <= _MAX_COMPILED_STEPS
+        self._compute_targets = runtime.compile(self.compute_targets) if self._short else self.compute_targets
         self._shuffle = runtime.compile(self.shuffle)
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
 
@@ -225,6 +226,17 @@ class OnPolicyLearner(Learner):
     def record_metrics(self, metrics: Tensor) -> None:
         """Add the metrics (M,) of a gradient step, which is about to be taken."""
         self.metric_sums += metrics
+
+    @property
+    def stages(self) -> Stages:
+        return {
+            "before_iteration": Stage("weights copy", compiled=False),
+            "_compute_targets": Stage("targets", compiled=self._short),
+            "_shuffle": Stage("shuffle"),
+            "_loss": Stage("forward"),
+            "optimizer.gradient": Stage("backward", compiled=False),
+            "_apply": Stage("optimizer"),
+        }
 
     @property
     def predictions(self) -> Tensor:

@@ -34,6 +34,7 @@ from redline.collect.row_format import EPISODE_FIELDS, row_fields, spec_to_json
 from redline.collect.row_staging import RowStaging
 from redline.collect.sync_collector import CPUCollector
 from redline.engine import hardware
+from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 
 _MOVED = 1_000  # transitions to move at once, where a whole rollout is waited for anyway
@@ -197,16 +198,31 @@ class ActorCollector(CPUCollector):
 
     def step(self) -> None:
         row = self.staging.next_row()
-        staged = self.staging.device
-        for name, buffer in self.buffers.items():
-            buffer.copy_(staged[name][row])
-        ended = (staged["terminated"][row] | staged["truncated"][row]).view(-1, *(1,) * (self.final_obs.ndim - 1))
-        self.final_obs.copy_(torch.where(ended, staged["final_obs"][row], staged["obs"][row + 1]))  # see END_FLAGS
+        self.load_row(row)
         self._ingest()
         arrays = self.staging.arrays
         self.episode_stats.add({name: arrays[name][row] for name in EPISODE_FIELDS})
         self.lag += self.version - float(arrays["version"][row].mean())
         self.rows_read += 1
+
+    def load_row(self, row: int) -> None:
+        """Copy a staged row to the buffers of the transition."""
+        staged = self.staging.device
+        for name, buffer in self.buffers.items():
+            buffer.copy_(staged[name][row])
+        ended = (staged["terminated"][row] | staged["truncated"][row]).view(-1, *(1,) * (self.final_obs.ndim - 1))
+        self.final_obs.copy_(torch.where(ended, staged["final_obs"][row], staged["obs"][row + 1]))  # see END_FLAGS
+
+    @property
+    def stages(self) -> Stages:
+        return {
+            "staging.wait": Stage("actors' wait", compiled=False),
+            "staging.move": Stage("rings", compiled=False),
+            "staging.copy_to_device": Stage("host-device copies", compiled=False),
+            "load_row": Stage("host-device copies", compiled=False),
+            "_ingest": Stage("replay write", compiled=False),
+            "_publish": Stage("weights to actors", compiled=False),
+        }
 
     @torch.no_grad()
     def ingest_row(self) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from redline.algos.learner import Learner
+from redline.engine.stages import Stages
 from redline.envs.batch import Rules
 
 Prepare = Callable[[Callable[[], None]], Callable[[], None]]
@@ -66,6 +67,11 @@ class Collector(ABC):
         """
         del progress
         return self
+
+    @property
+    def stages(self) -> Stages:
+        """Parts of `step` that `redline profile` times apart; undeclared ones are timed together, as collection."""
+        return {}
 
     @abstractmethod
     def step(self) -> None:

@@ -11,7 +11,8 @@ from redline.algos.learner import Learner
 from redline.collect.backplay import init_backplay, step_backplay
 from redline.collect.collector import Collector
 from redline.collect.episode_stats import DeviceEpisodeStats
-from redline.core.records import Transition, assign, leaves, map_record
+from redline.core.records import Step, Transition, assign, leaves, map_record
+from redline.engine.stages import Stage, Stages
 from redline.envs import batch
 from redline.envs.batch import EnvState, Rules
 
@@ -38,17 +39,48 @@ class DeviceCollector(Collector):
     @torch.no_grad()
     def step(self) -> None:
         """Choose an action for every game, play it, and hand the transition to the learner."""
+        obs, legal = self.observe()
+        action = self.act(obs, legal)
+        envs, step = self.play(action)
+        self.ingest(Transition(self.envs.game, action, step))
+        self.advance(envs, step)
+
+    def observe(self) -> tuple[Tensor, Tensor | None]:
+        """Return observations and legal actions of all games."""
         state = self.envs.game
-        obs = self.rules.game.observe(self.rules.config, state)
-        action = self.learner.act(obs, batch.legal(self.rules, state))
+        return self.rules.game.observe(self.rules.config, state), batch.legal(self.rules, state)
+
+    def act(self, obs: Tensor, legal: Tensor | None) -> Tensor:
+        """Return the learner's actions (N,)."""
+        return self.learner.act(obs, legal)
+
+    def play(self, action: Tensor) -> tuple[EnvState, Step]:
+        """Return the games after the actions (N,), and the outcome."""
         snapshots = self.snapshots
-        envs, step = batch.step(self.rules, self.envs, action, None if snapshots is None else snapshots.left == 1)
-        self.learner.ingest(Transition(state, action, step))
+        return batch.step(self.rules, self.envs, action, None if snapshots is None else snapshots.left == 1)
+
+    def ingest(self, transition: Transition) -> None:
+        """Hand a transition to the learner."""
+        self.learner.ingest(transition)
+
+    def advance(self, envs: EnvState, step: Step) -> None:
+        """Count the episodes that ended in `step` and continue from `envs`."""
+        snapshots = self.snapshots
         self.episode_stats.add(step, None if snapshots is None else snapshots.left == 0)
         if snapshots is not None:
             envs, after = step_backplay(envs, snapshots, step, self.backplay, self.backplay_steps)
             assign(snapshots, after)
         assign(self.envs, envs)
+
+    @property
+    def stages(self) -> Stages:
+        return {
+            "observe": Stage("observation"),
+            "act": Stage("inference"),
+            "play": Stage("environment step"),
+            "ingest": Stage("replay write"),
+            "advance": Stage("episode statistics"),
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         snapshots = {} if self.snapshots is None else leaves(self.snapshots, _SNAPSHOTS)

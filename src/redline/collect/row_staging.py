@@ -75,17 +75,17 @@ class RowStaging:
                 array[0] = array[self.rows - 1]
         start = min(self.rows, 1)
         began = time.perf_counter_ns()
-        available = self._wait(self.min_rows + 1 - start, began)
+        available = self.wait(self.min_rows + 1 - start, began)
         ready = time.perf_counter_ns()
         count = min(available, self.capacity - start)
         for ring in range(len(self.rings)):
             self.move(ring, count, start)
         self.rows, self.position = start + count, 0
-        self._copy_to_device()
+        self.copy_to_device()
         self.wait_ns += ready - began
         self.move_ns += time.perf_counter_ns() - ready
 
-    def _wait(self, count: int, began: int) -> int:
+    def wait(self, count: int, began: int) -> int:
         """Wait until every ring has `count` rows; return how many each has at least."""
         backoff, notified = Backoff(), False
         while (available := min(ring.available() for ring in self.rings)) < count:
@@ -96,7 +96,8 @@ class RowStaging:
                 notified = True
         return available
 
-    def _copy_to_device(self) -> None:
+    def copy_to_device(self) -> None:
+        """Start to copy the staged rows to the device; nothing to do where that is the host."""
         if self.stream is None or self.copied is None:
             return
         self.stream.wait_stream(torch.cuda.current_stream())  # the learner has read the rows before

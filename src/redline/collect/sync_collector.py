@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from redline.algos.learner import Learner
 from redline.collect.collector import Collector, Prepare
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.records import Episode, Step, Transition
+from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymState, frame_shape, stacked
@@ -65,14 +69,32 @@ class SyncCollector(CPUCollector):
         self._act, self._ingest = prepare(self.act), prepare(self.ingest_step)
 
     def step(self) -> None:
-        envs = self.envs
-        self.state.obs.copy_(torch.from_numpy(envs.obs))
+        self.copy_in("obs")
         self._act()
-        envs.step(self.action.cpu().numpy())
-        for name in ("final_obs", "reward", "terminated", "truncated"):
-            getattr(self, name).copy_(torch.from_numpy(getattr(envs, name)))
+        self.envs.step(self.copy_actions())
+        self.copy_in("final_obs", "reward", "terminated", "truncated")
         self._ingest()
-        self.episode_stats.add(vars(envs))
+        self.episode_stats.add(vars(self.envs))
+
+    def copy_in(self, *names: str) -> None:
+        """Copy arrays of the environments to the buffers on the device."""
+        for name in names:
+            buffer = self.state.obs if name == "obs" else getattr(self, name)
+            buffer.copy_(torch.from_numpy(getattr(self.envs, name)))
+
+    def copy_actions(self) -> np.ndarray[Any, Any]:
+        """Return the actions (N,) on the host. Waits for the device."""
+        return self.action.cpu().numpy()
+
+    @property
+    def stages(self) -> Stages:
+        return {
+            "copy_in": Stage("host-device copies", compiled=False),
+            "copy_actions": Stage("host-device copies", compiled=False),
+            "_act": Stage("inference", compiled=False),
+            "envs.step": Stage("environment step", compiled=False),
+            "_ingest": Stage("replay write", compiled=False),
+        }
 
     @torch.no_grad()
     def act(self) -> None:

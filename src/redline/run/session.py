@@ -28,7 +28,7 @@ class Session:
             torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events belong to the current device
             torch.cuda.set_device(plan.device)
-        self.compiler = fast.Compiler(plan.compile, notify, plan.device, plan.recipe.compiler)
+        self.compiler = self._make_compiler()
         runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:
@@ -62,6 +62,9 @@ class Session:
             0  # iterations of experience the learner has; fewer than `iterations` after a resume without replay
         )
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
+
+    def _make_compiler(self) -> fast.Compiler:
+        return fast.Compiler(self.plan.compile, self.notify, self.plan.device, self.plan.recipe.compiler)
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""
