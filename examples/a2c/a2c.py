@@ -155,7 +155,7 @@ class Learner(learner.Learner):
         self.metric_sums["entropy"] += entropy
 
     def read_metrics(self, updates: int) -> dict[str, float]:
-        return read_means(self.metric_sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
+        return read_means(self.metric_sums, updates) | self.optimizer.read_metrics(updates)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         counters = {"key": self.key, "acted": self.acted}

@@ -153,11 +153,11 @@ def test_loss_by_hand(double: bool, best: float) -> None:
     sample = batch_of([0, 1, 2, 2], [0.5, 0.0, 2.25, 1e6], [0.0, 0.5, 0.0, 0.5], [1.0, 1.0, 1.0, 0.0])
     learner = learner_of(dataclasses.replace(TINY, double=double), Memory(sample))
     fixed_values(learner, [1.0, 3.0, 2.0], [10.0, 20.0, 40.0])
-    loss, mean_value, *_ = learner.loss(torch.tensor(0))
+    loss, metrics, *_ = learner.loss(torch.tensor(0))
     # Errors 0.5, a large one, 0.25: half the square, the linear part, half the square; four samples.
     large = best / 2 - 3.0
     assert loss.item() == pytest.approx((0.125 + (large - 0.5) + 0.03125) / 4)
-    assert mean_value.item() == pytest.approx((1 + 3 + 2 + 2) / 4)
+    assert metrics.tolist() == pytest.approx([loss.item(), (1 + 3 + 2 + 2) / 4, (0.5 + large + 0.25) / 4])
 
 
 @pytest.mark.parametrize("delta", [0.5, 1.0, 3.0])
@@ -736,3 +736,17 @@ def test_the_learning_rate_falls_on_a_straight_line(progress: float, rate: float
     torch.testing.assert_close(before - steady.optimizer.flat, torch.full_like(before, 0.1), rtol=1e-3, atol=1e-5)
     with pytest.raises(UserError, match=r"dqn\.learning_rate_end is -1"):
         Config(learning_rate_end=-1)
+
+
+def test_current_metrics() -> None:
+    config = dataclasses.replace(TINY, epsilon_start=1.0, epsilon_high=0.5, epsilon_low=0.5, epsilon_steps=600)
+    memory = SimpleNamespace(rows=50, written=torch.tensor(0))
+    learner = learner_of(config, memory, num_envs=6)
+    assert learner.current_metrics() == pytest.approx({"epsilon": 1.0, "replay_fill": 0.0})
+    learner.acted.fill_(50)  # 300 of 600 steps
+    memory.written.fill_(10)
+    assert learner.current_metrics() == pytest.approx({"epsilon": 0.75, "replay_fill": 0.2})
+    memory.written.fill_(70)  # the oldest are overwritten
+    assert learner.current_metrics()["replay_fill"] == 1.0
+    memory.written = None  # a kind that does not count its rows
+    assert learner.current_metrics().keys() == {"epsilon"}

@@ -168,4 +168,15 @@ def test_tensors_carry_the_whole_state() -> None:
             optimizer.step(gradients_of(ours, 2.0**15, step))
         assert torch.equal(first.flat, second.flat)
     unnamed = {name for name, x in vars(first).items() if isinstance(x, Tensor)} - set(first.tensors())
-    assert unnamed == {"flat"}, "a tensor that no checkpoint would hold (the weights are in the model)"
+    assert unnamed == {"flat", "norm_sum"}, "a tensor that no checkpoint would hold (weights are in the model)"
+
+
+def test_metrics_are_the_mean_norm_before_clipping_without_skipped_steps() -> None:
+    net = small_net()
+    optimizer = Optimizer(net, torch.tensor(0.25), 1.0, CPU)
+    count = sum(p.numel() for p in net.parameters())
+    for value in (3.0, 5.0, float("nan")):
+        optimizer.step(tuple(torch.full_like(p, value) for p in net.parameters()))
+    expected = {"grad_norm": (3.0 + 5.0) * count**0.5 / 3, "learning_rate": 0.25, "skipped_updates": 1}
+    assert optimizer.read_metrics(3) == pytest.approx(expected)
+    assert optimizer.read_metrics(3)["grad_norm"] == 0, "sums start again"

@@ -485,7 +485,8 @@ def test_counts_of_a_session() -> None:
     assert (session.env_steps, session.updates, session.samples_trained) == (5 * 4 * 8, 5 * 2 * 2, 5 * 2 * 32)
     assert session.learner.optimizer.steps == session.updates
     metrics = session.read_metrics(session.updates)
-    assert set(metrics) == {*Learner.metrics, "skipped_updates"}
+    optimizer = {"grad_norm", "learning_rate", "skipped_updates"}
+    assert set(metrics) == {*Learner.metrics, "explained_variance", *optimizer}
     assert metrics["entropy"] == pytest.approx(math.log(session.learner.spec.num_actions), rel=0.1)
     assert session.read_metrics(1)["entropy"] == 0, "sums start again"
     assert "replay" not in session.tensors()

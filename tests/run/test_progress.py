@@ -68,6 +68,14 @@ def test_a_pipe_gets_plain_lines(stream: Stream) -> None:
     ]
 
 
+def test_figures_of_the_learner_are_shown(stream: Stream) -> None:
+    progress = Progress("title", "foods", file=stream)
+    learner = {"td_error": 0.0123, "epsilon": 0.5, "learning_rate": 1e-4, "grad_norm": 3.0, "replay_fill": 0.25}
+    progress.show(RECORD | learner, 0.5, 1.0)
+    progress.close()
+    assert stream.getvalue().rstrip().endswith("TD error 0.0123  epsilon 0.5  lr 0.0001  gradient 3  replay 0.25")
+
+
 def test_a_pipe_hears_of_a_long_activity(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PLAIN_SECONDS", 0.0)
     progress = Progress("title", "foods", file=stream)

@@ -775,9 +775,9 @@ def test_tensorboard(tmp_path: Path) -> None:
     go(tmp_path, steps=96, tensorboard=True, eval_episodes=0)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     logs = metrics(tmp_path)
-    assert [event.step for event in events.Scalars("updates")] == [log["env_steps"] for log in logs]
-    assert [event.value for event in events.Scalars("updates")] == [log["updates"] for log in logs]
-    assert {"loss", "episodes", "env_steps_per_second"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("train/n_updates")] == [log["env_steps"] for log in logs]
+    assert [event.value for event in events.Scalars("train/n_updates")] == [log["updates"] for log in logs]
+    assert {"train/loss", "train/td_error", "time/fps", "rollout/exploration_rate"} <= set(events.Tags()["scalars"])
 
 
 def test_no_event_files_unless_asked_for(straight: Path) -> None:

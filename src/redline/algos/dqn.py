@@ -200,7 +200,7 @@ def build_network(spec: Spec, config: Config, seed: int) -> networks.ValueNet:
 class Learner(learner.Learner):
     """Online and target network, trained on batches from a replay memory."""
 
-    metrics = ("loss", "q_mean")
+    metrics = ("loss", "q_mean", "td_error")
     rollout_steps = 1
     config: Config
 
@@ -234,7 +234,8 @@ class Learner(learner.Learner):
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_weights = flatten(self.target)
         self.updated = torch.zeros((), dtype=torch.int64, device=device)  # () int64: gradient steps so far
-        self.metric_sums = {name: torch.zeros((), device=device) for name in self.metrics}  # since the last log point
+        self._metric_sums = torch.zeros(len(self.metrics), device=device)  # since the last log point
+        self.metric_sums = dict(zip(self.metrics, self._metric_sums.unbind(), strict=True))  # views by name
         self._loss, self._apply = runtime.compile(self.loss), runtime.compile(self.apply)
         self._sample = runtime.compile(torch.no_grad()(self.sample))
         self._update_priorities = runtime.compile(torch.no_grad()(self.memory.update_priorities))
@@ -323,9 +324,9 @@ class Learner(learner.Learner):
         return self.memory.sample(key, config.batch_size, beta, number)
 
     def loss(self, number: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the loss () and mean value () of batch `number` () int64, and its priorities.
+        """Return the loss () and the `metrics` (M,) of batch `number` () int64, and its priorities.
 
-        batch: a part of batch `number`; by default the whole, which is then sampled here. The losses and mean values of all
+        batch: a part of batch `number`; by default the whole, which is then sampled here. The losses and metrics of all
         parts of a gradient step add up to its own. Priorities are the index of each transition in a prioritized memory, else
         None, and its TD error (with distributions: its loss), both (B,).
         """
@@ -352,9 +353,10 @@ class Learner(learner.Learner):
                 )
             td_error = losses
         td_error = torch.where(batch.weight > 0, td_error.detach(), 0.0)
-        loss, mean_value = (losses * batch.weight).mean(), values.detach().mean()
         parts = self.samples_per_update / len(batch.action)
-        return loss / parts, mean_value / parts, batch.place, td_error
+        loss = (losses * batch.weight).mean() / parts
+        means = torch.stack([values.detach().mean(), td_error.abs().mean()]) / parts
+        return loss, torch.cat([loss.detach().unsqueeze(0), means]), batch.place, td_error
 
     def update(self) -> None:
         """Take the gradient steps of an iteration."""
@@ -366,31 +368,30 @@ class Learner(learner.Learner):
         total: tuple[Tensor, ...] = ()
         for part in range(self.accumulate):
             number = self.updated * self.accumulate + part
-            gradients, loss, mean_value, place, td_error = self.within_memory(functools.partial(self.gradients, number))
+            gradients, metrics, place, td_error = self.within_memory(functools.partial(self.gradients, number))
             total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-            self.metric_sums["loss"] += loss
-            self.metric_sums["q_mean"] += mean_value
+            self._metric_sums += metrics
             if place is not None:
                 self._update_priorities(place, td_error)
         self._apply(total)
 
-    def gradients(self, number: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the gradients of batch `number` () int64 and what `loss` returns, in `micro_batches` parts."""
+    def gradients(self, number: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None, Tensor]:
+        """Return the gradients of batch `number` () int64, its `metrics` and its priorities, in `micro_batches` parts."""
         if self.micro_batches == 1:
-            loss, mean_value, place, td_error = self._loss(number)
-            return self.optimizer.gradient(loss), loss.detach(), mean_value, place, td_error
+            loss, metrics, place, td_error = self._loss(number)
+            return self.optimizer.gradient(loss), metrics, place, td_error
         batch = self._sample(number)
         size = -(-self.config.batch_size // self.micro_batches)
         total: tuple[Tensor, ...] = ()
-        sums, td_errors = torch.zeros(2, device=self.runtime.device), []
+        sums, td_errors = torch.zeros_like(self._metric_sums), []
         for start in range(0, self.config.batch_size, size):
             part = batch._make(None if x is None else x[start : start + size] for x in batch)
-            loss, mean_value, _, td_error = self._loss(number, part)
+            loss, metrics, _, td_error = self._loss(number, part)
             gradients = self.optimizer.gradient(loss)
             total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-            sums += torch.stack([loss.detach(), mean_value])
+            sums += metrics
             td_errors.append(td_error)
-        return total, sums[0], sums[1], batch.place, torch.cat(td_errors)
+        return total, sums, batch.place, torch.cat(td_errors)
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
@@ -427,7 +428,15 @@ class Learner(learner.Learner):
 
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Return the means over the last `updates` gradient steps and reset them."""
-        return read_means(self.metric_sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
+        return read_means(self.metric_sums, updates) | self.optimizer.read_metrics(updates)
+
+    def current_metrics(self) -> dict[str, float]:
+        """Return the mean epsilon of the environments and how full the memory is, from 0 to 1."""
+        env_index = torch.arange(self.num_envs, device=self.acted.device)
+        mean_epsilon = epsilon(self.config, self.acted * self.num_envs, env_index, self.num_envs).mean()
+        written = self.memory.written
+        fill = {} if written is None else {"replay_fill": min(int(written) / self.memory.rows, 1.0)}
+        return {"epsilon": float(mean_epsilon)} | fill
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return every tensor that decides what comes next, in groups."""

@@ -176,6 +176,10 @@ class Learner(ABC):
         Called at log points only; may wait for the device.
         """
 
+    def current_metrics(self) -> dict[str, float]:
+        """Return metrics of this moment, such as epsilon. Called at every log point, also before the first update."""
+        return {}
+
     # ------------------------------------------------------------------------------------------------------------ saving
 
     @abstractmethod

@@ -6,6 +6,15 @@ import torch
 from torch import Tensor
 
 
+def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Return the fraction () of the variance of targets (B,) that predictions (B,) explain: 1 is perfect, 0 a constant.
+
+    0 where all targets are equal.
+    """
+    variance = targets.var(correction=0)
+    return torch.where(variance > 0, 1 - (targets - predictions).var(correction=0) / variance, 0.0)
+
+
 def read_means(sums: dict[str, Tensor], updates: int) -> dict[str, float]:
     """Return each sum divided by `updates` and reset the sums. Waits for the device once."""
     values = torch.stack(list(sums.values())).tolist()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from redline.algos import network_config
 from redline.algos.learner import MAX_MICRO_BATCHES, Learner
-from redline.algos.metrics import read_means
+from redline.algos.metrics import explained_variance, read_means
 from redline.algos.optimizer import Optimizer, linear
 from redline.algos.rollout import RolloutBuffer
 from redline.core import random
@@ -275,7 +275,9 @@ class OnPolicyLearner(Learner):
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Return the means over the last `updates` gradient steps and reset them."""
         sums = dict(zip(self.metrics, self.metric_sums.unbind(), strict=True))
-        return read_means(sums, updates) | {"skipped_updates": int(self.optimizer.skipped)}
+        # The buffers still hold the last rollout: its figure costs training nothing.
+        explained = {"explained_variance": float(explained_variance(self.predictions, self.targets))}
+        return read_means(sums, updates) | explained | self.optimizer.read_metrics(updates)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return every tensor that decides what comes next, between two iterations, in groups."""

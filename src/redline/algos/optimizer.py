@@ -48,6 +48,7 @@ class Optimizer:
         self.scaled = runtime.amp_dtype == torch.float16
         self.scale = torch.tensor(2.0**15 if self.scaled else 1.0, device=runtime.device)
         self.good = torch.zeros((), device=runtime.device)  # finite steps since the scale last changed
+        self.norm_sum = torch.zeros((), device=runtime.device)  # of gradients before clipping, since the last log point
 
     def gradient(self, loss: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient of the loss for each parameter, times the loss scale."""
@@ -71,11 +72,19 @@ class Optimizer:
         spread = self.square.sqrt().mul_((1 - _BETA_2**count).rsqrt()).add_(_EPSILON)
         self.flat.addcmul_(self.mean / spread, -self.learning_rate * counts / (1 - _BETA_1**count))
         self.skipped += ~finite
+        self.norm_sum += torch.where(finite, norm, 0.0)
         if self.scaled:
             grow = self.good + 1 >= _GROWTH_INTERVAL
             self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
             self.good.copy_(torch.where(finite & ~grow, self.good + 1, 0.0))
         return taken
+
+    def read_metrics(self, updates: int) -> dict[str, float]:
+        """Return the mean gradient norm before clipping over the last `updates` steps, the learning rate and skipped steps."""
+        norm = float(self.norm_sum) / updates
+        self.norm_sum.zero_()
+        rate, skipped = float(self.learning_rate), int(self.skipped)
+        return {"grad_norm": norm, "learning_rate": rate, "skipped_updates": skipped}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state to checkpoint."""

@@ -85,7 +85,7 @@ class Learner(OnPolicyLearner):
 
     config: Config
     net: Body | networks.Afterstates
-    metrics = ("loss", "q_mean", "epsilon")
+    metrics = ("loss", "q_mean", "td_error")
 
     def __init__(
         self,
@@ -138,10 +138,13 @@ class Learner(OnPolicyLearner):
         td_error = values - self.targets[index]
         loss = 0.5 * td_error.square().mean() / parts
         with torch.no_grad():
-            env_index = torch.arange(self.num_envs, device=index.device)
-            mean_epsilon = epsilon(self.config, self.progress, env_index, self.num_envs).mean()
-            metrics = torch.stack([values.mean(), mean_epsilon]) / parts
+            metrics = torch.stack([values.mean(), td_error.abs().mean()]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), metrics])
+
+    def current_metrics(self) -> dict[str, float]:
+        """Return the mean epsilon of the environments."""
+        env_index = torch.arange(self.num_envs, device=self.progress.device)
+        return {"epsilon": float(epsilon(self.config, self.progress, env_index, self.num_envs).mean())}
 
     def model(self) -> dict[str, Tensor]:
         return dict(self.net.state_dict())

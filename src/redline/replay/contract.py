@@ -86,6 +86,11 @@ class Replay(ABC):
     device: torch.device
     lead: int = 0  # iterations between drawing a batch and delivering it
 
+    @property
+    def written(self) -> Tensor | None:
+        """Rows written since the memory was empty, () int64; None where a kind does not count them."""
+        return None
+
     @abstractmethod
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         """Append one row: the States (N, …) in which the actions (N,) int64 were taken, and the resulting Step (N, …)."""

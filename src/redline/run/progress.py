@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import sys
 import threading
 import time
@@ -22,6 +24,16 @@ _PLAIN_SECONDS = 10.0  # between two plain lines
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40  # characters of a sparkline
 _BAR_WIDTH = 40
+_LEARNING = {  # metrics of learners -> label
+    "td_error": "TD error",
+    "entropy": "entropy",
+    "approx_kl": "KL",
+    "explained_variance": "explained",
+    "epsilon": "epsilon",
+    "learning_rate": "lr",
+    "grad_norm": "gradient",
+    "replay_fill": "replay",
+}
 
 
 def quantity(number: float) -> str:
@@ -51,13 +63,25 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def device_use(device: torch.device) -> dict[str, float]:
-    """Memory in GB and, if NVML answers, use of the GPU in percent; on a CPU the memory of the process."""
+    """Memory in GB and, if NVML answers, use of the GPU in percent; on a CPU memory and CPU use of the process.
+
+    The CPU use is that since the last call, 100 percent for each core.
+    """
     if device.type != "cuda":
-        return {"memory_gb": psutil.Process().memory_info().rss / 2**30}
+        process = _this_process(os.getpid())
+        return {"memory_gb": process.memory_info().rss / 2**30, "cpu_percent": process.cpu_percent()}
     use = {"memory_gb": torch.cuda.memory_reserved(device) / 2**30}
     with contextlib.suppress(Exception):  # no NVML bindings, or a driver without figures: leave it out
         use["gpu_percent"] = float(torch.cuda.utilization(device))
     return use
+
+
+@functools.cache
+def _this_process(pid: int) -> psutil.Process:
+    """Return the process, which remembers its CPU time between two calls."""
+    process = psutil.Process(pid)
+    process.cpu_percent()
+    return process
 
 
 class _Console(Console):
@@ -148,7 +172,7 @@ class Progress:
                 figures["dropped"] = quantity(record["drops"])
         if "gpu_percent" in record:
             figures["GPU"] = f"{record['gpu_percent']:.0f} %"
-        return figures
+        return figures | {label: f"{record[name]:.3g}" for name, label in _LEARNING.items() if name in record}
 
     def _panel(self) -> Group:
         """The live panel. Called by the refreshing thread, four times a second."""
@@ -166,8 +190,11 @@ class Progress:
             score = self._figures.get(self.score_name, "-")
             lines.append(Text(f"{self.score_name} {score}  {sparkline(self._scores)}"))
         elsewhere = (self.score_name, "done", "left")  # shown in the lines above
-        if figures := {name: value for name, value in self._figures.items() if name not in elsewhere}:
-            lines.append(Text("  ".join(f"{name} {value}" for name, value in figures.items())))
+        figures = {name: value for name, value in self._figures.items() if name not in elsewhere}
+        learning = {label: figures.pop(label) for label in _LEARNING.values() if label in figures}
+        for group in (figures, learning):
+            if group:
+                lines.append(Text("  ".join(f"{name} {value}" for name, value in group.items())))
         return Group(*lines)
 
     def _report_activity(self) -> None:

@@ -7,18 +7,21 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from redline.core.errors import StorageError, UserError
+from redline.run import wandb_log
+from redline.run.metric_names import to_scalars
 
 # Raised whenever a run of the version before cannot be read any more: files, options and tensors renamed or reshaped.
 FORMAT_VERSION = 2
 Notify = Callable[[str], None]
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.jsonl"
-RECORDS = (CONFIG, METRICS, RESULT, "eval.json")  # every file that describes one run, besides its checkpoints
+# Every file that describes one run, besides its checkpoints.
+RECORDS = (CONFIG, METRICS, RESULT, "eval.json", wandb_log.RUN_ID)
 _MAX_JSON = 16 << 20  # bytes of config.json or result.json
 _CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
 
@@ -155,10 +158,15 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
 
 
 class Metrics:
-    """metrics.jsonl, one record a line, and TensorBoard on request. A failing log never stops training."""
+    """metrics.jsonl, one record a line, and TensorBoard and W&B on request. A failing log never stops training."""
 
-    def __init__(self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Notify) -> None:
-        """Continue after `env_steps`: drop garbled lines and those written after the checkpoint that is resumed."""
+    def __init__(
+        self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Notify, wandb: Mapping[str, Any] | None = None
+    ) -> None:
+        """Continue after `env_steps`: drop garbled lines and those written after the checkpoint that is resumed.
+
+        wandb: the settings of the run to log to W&B; None: do not log there.
+        """
         self.path, self.notify, self.broken = run_dir / METRICS, notify, False
         try:
             if self.path.exists():
@@ -177,15 +185,17 @@ class Metrics:
                     "TensorBoard is not installed; install it with pip install 'redline[tensorboard]'."
                 ) from None
             self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=env_steps or None)
+        self.wandb = None if wandb is None else wandb_log.open_wandb(run_dir, wandb, notify)
 
     def write(self, record: dict[str, Any]) -> None:
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             if self.writer:
-                for name, value in record.items():
-                    if isinstance(value, (int, float)):
-                        self.writer.add_scalar(name, value, record["env_steps"])
+                for name, value in to_scalars(record).items():
+                    self.writer.add_scalar(name, value, record["env_steps"])
+            if self.wandb:
+                self.wandb.write(to_scalars(record))
         except OSError as error:
             if not self.broken:
                 self.notify(f"Metrics are no longer written: {error}. Training goes on.")
@@ -194,6 +204,8 @@ class Metrics:
     def close(self) -> None:
         if self.writer:
             self.writer.close()
+        if self.wandb:
+            self.wandb.close()
 
 
 def _up_to(line: str, env_steps: int) -> bool:

@@ -150,9 +150,9 @@ class Session:
         self.phase = phase
 
     def read_metrics(self, updates: int) -> dict[str, float]:
-        """Means of the learner's metrics over the last `updates`, and the collector's metrics; both start over."""
-        metrics = self.learner.read_metrics(updates) if updates else {}
-        return metrics | self.collector.metrics()
+        """Means of the learner's metrics over the last `updates`, its current ones, and the collector's; means start over."""
+        means = self.learner.read_metrics(updates) if updates else {}
+        return means | self.learner.current_metrics() | self.collector.metrics()
 
     def synchronize(self) -> None:
         if self.plan.device.type == "cuda":

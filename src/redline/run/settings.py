@@ -45,6 +45,7 @@ class Settings:
     save_replay: bool = True  # store the replay memory in checkpoints
     eval_episodes: int = 256  # greedy episodes of the final evaluation; 0: no evaluation
     tensorboard: bool = False  # write TensorBoard files into the run folder
+    wandb: bool = False  # log to Weights & Biases, with the account that `wandb login` has set up
     actors: int | None = None  # processes that step CPU environments; 0: step them in the training process
     inference: str = "auto"  # where actions are chosen: auto, actors (in each process) or central (for all at once)
     publish: int = 0  # updates between two copies of the weights to actors; 0: automatic

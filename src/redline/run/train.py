@@ -113,7 +113,8 @@ class Trainer:
             session.load(checkpoint.tensors, state["session"])
             steps = quantity(session.env_steps)
             progress.say(f"Continuing {plan.run_dir} from {checkpoint.path.name} ({steps} steps).")
-        self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say)
+        wandb = plan.describe() if plan.settings.wandb else None
+        self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say, wandb)
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
@@ -133,7 +134,7 @@ class Trainer:
             while not stopped_by:
                 # One step: play and learn for about a second. With tensor games nothing here waits for the device.
                 session.progress = min(self.budget.progress(*self._used()), 1.0)
-                before = time.monotonic(), session.env_steps, session.samples_trained
+                before = time.monotonic(), session.env_steps, session.updates
                 try:
                     session.iterate(self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration))
                 except ActorsLost as error:  # everything learned until now is saved
@@ -163,7 +164,7 @@ class Trainer:
         """What of the budget is used: environment steps, episodes and seconds of training."""
         return self.session.env_steps, self.episodes, self.clock.training
 
-    def _log(self, started: float, steps: int, samples: int) -> float:
+    def _log(self, started: float, steps: int, updates: int) -> float:
         """Write and show a log record of the iterations since `started`; returns the seconds they took."""
         session = self.session
         episode_stats = session.collector.episode_stats.read()  # waits for the device
@@ -184,7 +185,8 @@ class Trainer:
             "seconds": self.clock.seconds,
             **session.describe_phase(),
             "env_steps_per_second": (session.env_steps - steps) / seconds,
-            "samples_per_second": (session.samples_trained - samples) / seconds,
+            "samples_per_second": (session.updates - updates) * session.learner.samples_per_update / seconds,
+            "updates_per_second": (session.updates - updates) / seconds,
             **episode_stats,
             **session.read_metrics(session.updates - self._logged_updates),
             **device_use(self.plan.device),
