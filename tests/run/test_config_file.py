@@ -13,7 +13,7 @@ from redline.cli.parse import fold, merge_config, parse
 from redline.run.config_file import plan_to_toml, toml_value
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
-from redline.run.settings import from_words
+from redline.run.settings import ALGO_SHORTHANDS, from_words
 
 
 def plan_of(*words: str) -> Plan:
@@ -52,8 +52,7 @@ def test_a_printed_config_names_every_option(tmp_path: Path) -> None:
     plan = plan_of("snake")
     text = plan_to_toml(plan)
     for option in COMMANDS.load("train").options():
-        shorthand = option.name in ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
-        if option.name not in ("config", "print_config") and not shorthand:
+        if option.name not in ("config", "print_config", *ALGO_SHORTHANDS):
             assert f"\n{option.name} = " in text or f"\n# {option.name} =" in text, option.name
     content = tomllib.loads(text)
     assert content["env"].keys() == vars(plan.rules.config).keys()
@@ -67,11 +66,17 @@ def test_a_printed_config_names_every_option(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "words"),
-    [("batch_size = 64", "--ppo.batch-size 32"), ("[ppo]\nbatch_size = 64", "--batch-size 32")],
+    [
+        ("batch_size = 64", "--ppo.batch-size 32"),
+        ("[ppo]\nbatch_size = 64", "--batch-size 32"),
+        ("train_every = 64\nbatch_size = 32", "--ppo.rollout-steps 32"),
+        ("batch_size = 32\n[ppo]\nrollout_steps = 64", "--train-every 32"),
+    ],
 )
 def test_the_command_line_wins_by_either_spelling(file: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(file)
-    assert plan_of("snake", "--config", str(tmp_path / "a.toml"), *words.split()).algo_config.batch_size == 32
+    config = plan_of("snake", "--config", str(tmp_path / "a.toml"), *words.split()).algo_config
+    assert config.batch_size == config.rollout_steps == 32
 
 
 @pytest.mark.parametrize("value", [True, 3, -1e-5, 'a "b" \\ é', [1, 2], [], {"a b": 1}, [[1.5], [2.0]]])

@@ -19,6 +19,7 @@ from redline.run import device_choice
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
+from redline.run.thread_choice import decide
 from redline.tools.doctor import TIERS, examine, find_warnings, report
 
 GB = 10**9
@@ -55,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
 
 
 def test_the_settings_are_those_of_training() -> None:
-    found, plan = examine("snake", "auto", "cpu"), resolve(Settings("snake", device="cpu"))
+    found, plan = examine("snake", "auto", "cpu"), decide(Settings("snake", device="cpu"))
     assert (found["env"], found["algo"], found["torch"]) == ("snake", "ppo", torch.__version__)
     assert found["class"] == plan.hardware.tier
     assert found["settings"] == {name: setting.describe() for name, setting in plan.provenance.items()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos.conv import Conv, PixelConv, PixelNorm, Residual
+from redline.algos.conv import Conv, PixelBatchNorm, PixelConv, PixelNorm, Residual
 from redline.algos.dense import Dense, Scale, activate, precision, round_up
 from redline.algos.network_config import NetworkConfig, gather, masked
 from redline.core.errors import UserError
@@ -135,7 +135,7 @@ class Pixels(nn.Module):
             out = config.channels[min(index, len(config.channels) - 1)]
             conv = PixelConv(planes, out, kernel, stride)
             self.convs.append(conv)
-            self.norms.append(PixelNorm(out))
+            self.norms.append(PixelBatchNorm(out) if config.batch_norm else PixelNorm(out))
             planes, height, width = out, conv.output_size(height), conv.output_size(width)
         if min(height, width) < 1:
             least = 1
@@ -168,7 +168,14 @@ Body = MLP | CNN | ResNet | Pixels
 def make_body(spec: Spec, config: NetworkConfig, dueling: bool = False) -> Body:
     """Return the network that `config.net` names, or that suits the observation."""
     networks: dict[str, type[Body]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "pixels": Pixels}
-    return networks[body_kind(spec, config)](spec, config, dueling)
+    kind = body_kind(spec, config)
+    if config.batch_norm and kind != "pixels":
+        raise UserError(f"batch_norm is on, but net is {kind}; use net pixels, or layer_norm.")
+    body = networks[kind](spec, config, dueling)
+    for module in body.modules():
+        if isinstance(module, Conv | PixelConv):
+            module.channels_last = config.channels_last
+    return body
 
 
 def body_kind(spec: Spec, config: NetworkConfig) -> str:

@@ -27,6 +27,7 @@ class Conv(nn.Module):
     """
 
     placement: Tensor | None
+    channels_last = True  # memory layout in which torch's convolution gets the boards; False: NCHW
 
     def __init__(
         self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), padding: bool = True
@@ -80,6 +81,7 @@ class Conv(nn.Module):
         assert self.conv is not None
         assert self.conv.bias is not None
         x = F.pad(x, (0, self.pad)).permute(0, 3, 1, 2)
+        x = x if self.channels_last else x.contiguous()
         if relu and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and torch.backends.cudnn.enabled:
             weight, bias = self.conv.weight.to(x.dtype), self.conv.bias.to(x.dtype)
             boards: Tensor = _ConvReLU.apply(x, weight, bias, self.conv.stride[0], self.padding)
@@ -160,6 +162,8 @@ class PixelConv(nn.Linear):
     Weights are stored in the order (block row, block column, cell row, cell column, channel).
     """
 
+    channels_last = True  # memory layout in which torch's convolution gets the images; False: NCHW
+
     def __init__(self, channels: int, out: int, kernel: int, stride: int) -> None:
         """kernel: a multiple of stride."""
         super().__init__(kernel * kernel * channels, out, bias=False)
@@ -202,7 +206,10 @@ class PixelConv(nn.Linear):
     def as_conv(self, blocks: Tensor, weight: Tensor) -> Tensor:
         """Compute the convolution of blocks by torch's convolution."""
         filters = weight.view(len(weight), self.kernel_blocks, self.kernel_blocks, -1)
-        return F.conv2d(blocks.permute(0, 3, 1, 2), filters.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        planes, filters = blocks.permute(0, 3, 1, 2), filters.permute(0, 3, 1, 2)
+        if not self.channels_last:
+            planes, filters = planes.contiguous(), filters.contiguous()
+        return F.conv2d(planes, filters).permute(0, 2, 3, 1)
 
     def as_im2col(self, blocks: Tensor, weight: Tensor) -> Tensor:
         """Compute the convolution of blocks as a product of each block's neighbourhood."""
@@ -219,6 +226,29 @@ class PixelConv(nn.Linear):
         height, width = x.shape[1] // side, x.shape[2] // side
         x = x[:, : height * side, : width * side].unflatten(1, (height, side)).unflatten(3, (width, side))
         return x.transpose(2, 3).flatten(3)
+
+
+class PixelBatchNorm(nn.Module):
+    """Normalise each channel over the batch, scale and shift it, and apply a ReLU. (B, H, W, C) -> the same shape.
+
+    Where gradients are computed, the batch's own statistics apply and the running ones follow them; acting, targets and
+    evaluation use the running ones. So the network has no mode that could be set wrongly, and the copies that act share them.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        statistics = self.running_mean, self.running_var
+        planes = x.permute(0, 3, 1, 2)
+        out = F.batch_norm(planes, *statistics, self.weight, self.bias, training=torch.is_grad_enabled())
+        return F.relu(out).permute(0, 2, 3, 1)
 
 
 class PixelNorm(nn.Module):

@@ -25,7 +25,7 @@ from redline.algos import learner, networks
 from redline.algos.distribution import Categorical, Kind, Quantile
 from redline.algos.exploration import epsilon_greedy, epsilon_ladder
 from redline.algos.metrics import read_means
-from redline.algos.network_config import NETWORK_RESUME_FIXED, NetworkConfig
+from redline.algos.network_config import NETWORK_RESUME_FIXED, NetworkConfig, share_buffers
 from redline.algos.noisy import draw_noise
 from redline.algos.optimizer import Optimizer, flatten, linear
 from redline.algos.td_targets import Munchausen, distributional_losses, td_targets
@@ -45,7 +45,8 @@ class Config(NetworkConfig):
     """Options of DQN."""
 
     batch_size: int = 512  # transitions per gradient step
-    updates: int = 1  # gradient steps per iteration, in which every environment plays one step
+    updates: int = 1  # gradient steps per `train_every` steps of every environment
+    train_every: int = 1  # steps that every environment plays per iteration with gradient steps
     learning_rate: float = 1e-3  # of Adam, at the start of training
     learning_rate_end: float | None = None  # at the end of training, linear; none: constant
     gamma: float = 0.97  # discount
@@ -79,7 +80,7 @@ class Config(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch_size", "updates", "n_step", "target_period", "replay_capacity"):
+        for name in ("batch_size", "updates", "train_every", "n_step", "target_period", "replay_capacity"):
             if getattr(self, name) < 1:
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected at least 1.")
         for name in (*_FRACTIONS, "munchausen_alpha"):
@@ -166,7 +167,7 @@ def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) ->
 
 def samples_per_step(config: Config, num_envs: int, accumulate: int) -> float:
     """Return how often the learner trains on each environment step, on average."""
-    return config.updates * config.batch_size * accumulate / num_envs
+    return config.updates * config.batch_size * accumulate / (num_envs * config.train_every)
 
 
 def epsilon(config: Config, env_steps: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
@@ -229,6 +230,8 @@ class Learner(learner.Learner):
             )
         self.online = build_network(spec, config, seed).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
+        if config.batch_norm:
+            share_buffers(self.target, self.online)
         self.memory = self._make_memory(rules, state)  # last of all that may be refused: it may be a file
         rate = config.learning_rate if config.learning_rate_end is None else self.learning_rate
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
@@ -254,6 +257,7 @@ class Learner(learner.Learner):
             batches_per_iteration=config.updates * self.accumulate,
             folder=runtime.folder,
             notify=runtime.notify,
+            pin_memory=runtime.pin_memory,
         )
         return replay.load(config.replay).make(request)
 
@@ -311,9 +315,10 @@ class Learner(learner.Learner):
         self.memory.clear()
 
     def ready(self, iterations: int) -> bool:
-        """Return whether the memory holds learning_starts steps and one whole n-step window."""
+        """Return whether an update is due, and the memory holds learning_starts steps and one whole n-step window."""
         return (
-            iterations * self.num_envs >= self.config.learning_starts
+            (iterations + 1) % self.config.train_every == 0
+            and iterations * self.num_envs >= self.config.learning_starts
             and iterations > self.config.n_step + self.memory.lead
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.core.errors import UserError
 
@@ -25,6 +25,8 @@ class NetworkConfig:
     stride: int = 2  # of every convolution but the first; 1 keeps the board size
     padding: bool = True  # surround boards with zeros; else each convolution of a cnn removes a cell on each side
     layer_norm: bool = False  # normalise the outputs of each layer
+    batch_norm: bool = False  # normalise the convolutions of pixels over the batch, instead of each image by itself
+    channels_last: bool = True  # convolve boards and images in the memory layout NHWC; else NCHW
     init: Literal["he", "orthogonal"] = "he"  # initial weights
 
     def __post_init__(self) -> None:
@@ -42,7 +44,17 @@ class NetworkConfig:
                 raise UserError(f"{algo}.{name} is {value}; expected {what}.")
 
 
-NETWORK_RESUME_FIXED = tuple(field.name for field in dataclasses.fields(NetworkConfig) if field.name != "init")
+_RESUME_FREE = ("init", "channels_last")
+NETWORK_RESUME_FIXED = tuple(
+    field.name for field in dataclasses.fields(NetworkConfig) if field.name not in _RESUME_FREE
+)
+
+
+def share_buffers(copied: nn.Module, original: nn.Module) -> None:
+    """Let a copy of a network use the statistics of the original instead of its own."""
+    for module, source in zip(copied.modules(), original.modules(), strict=True):
+        for name, buffer in source.named_buffers(recurse=False):
+            setattr(module, name, buffer)
 
 
 def masked(values: Tensor, legal: Tensor | None) -> Tensor:

@@ -295,9 +295,8 @@ def in_precision(net: N, dtype: torch.dtype | None) -> N:
     if dtype is None:
         return net
     converted = copy.deepcopy(net).requires_grad_(False)
-    for module, original in zip(converted.modules(), net.modules(), strict=True):
-        for name, buffer in original.named_buffers(recurse=False):  # statistics are shared, not copied
-            setattr(module, name, buffer)
+    network_config.share_buffers(converted, net)  # statistics are shared, not copied
+    for module in converted.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.to(dtype)
     return converted

@@ -33,7 +33,8 @@ def linear(start: float, end: float, progress: Tensor) -> Tensor:
 class Optimizer:
     """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
 
-    Written out instead of torch.optim: on one vector it compiles to a single kernel with clipping and the check.
+    Written out instead of torch.optim: on one vector it compiles to a single kernel with clipping and the check. Without
+    `fused_optimizer` every parameter is a vector of its own, as in torch.optim without fusion.
     """
 
     def __init__(self, module: nn.Module, learning_rate: float | Tensor, max_norm: float, runtime: Runtime) -> None:
@@ -43,6 +44,7 @@ class Optimizer:
         self.parameters = list(module.parameters())
         self.mean = torch.zeros_like(self.flat)  # of gradients (P,)
         self.square = torch.zeros_like(self.flat)  # mean of squared gradients
+        self.fused = runtime.fused_optimizer
         self.steps = torch.zeros((), device=runtime.device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self.scaled = runtime.amp_dtype == torch.float16
@@ -56,21 +58,25 @@ class Optimizer:
 
     def step(self, gradients: tuple[Tensor, ...], allowed: Tensor | None = None) -> Tensor:
         """Take an Adam step if the scaled gradients are finite and it is `allowed` () bool; return () bool, whether taken."""
-        gradient = torch.cat([g.flatten() for g in gradients])
+        vectors = [g.flatten() for g in gradients]
+        if self.fused:
+            vectors = [torch.cat(vectors)]
         if self.scaled:
-            gradient = gradient / self.scale
-        norm = torch.linalg.vector_norm(gradient)
+            vectors = [gradient / self.scale for gradient in vectors]
+        norms = [torch.linalg.vector_norm(gradient) for gradient in vectors]
+        norm = norms[0] if self.fused else torch.linalg.vector_norm(torch.stack(norms))
         finite = torch.isfinite(norm)
-        gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
         taken = finite if allowed is None else finite & allowed
         self.steps += taken
         # Factors that depend on the step are scalars: without fusion, the vectors are read few times.
         counts = taken.to(torch.float32)
-        self.mean.lerp_(gradient, (1 - _BETA_1) * counts)
-        self.square.lerp_(gradient.square(), (1 - _BETA_2) * counts)
         count = self.steps.clamp(min=1.0)
-        spread = self.square.sqrt().mul_((1 - _BETA_2**count).rsqrt()).add_(_EPSILON)
-        self.flat.addcmul_(self.mean / spread, -self.learning_rate * counts / (1 - _BETA_1**count))
+        for gradient, (weights, mean, square) in zip(vectors, self._parts(), strict=True):
+            gradient = torch.where(finite, gradient * (self.max_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
+            mean.lerp_(gradient, (1 - _BETA_1) * counts)
+            square.lerp_(gradient.square(), (1 - _BETA_2) * counts)
+            spread = square.sqrt().mul_((1 - _BETA_2**count).rsqrt()).add_(_EPSILON)
+            weights.addcmul_(mean / spread, -self.learning_rate * counts / (1 - _BETA_1**count))
         self.skipped += ~finite
         self.norm_sum += torch.where(finite, norm, 0.0)
         if self.scaled:
@@ -85,6 +91,14 @@ class Optimizer:
         self.norm_sum.zero_()
         rate, skipped = float(self.learning_rate), int(self.skipped)
         return {"grad_norm": norm, "learning_rate": rate, "skipped_updates": skipped}
+
+    def _parts(self) -> list[tuple[Tensor, ...]]:
+        """Return the weights, mean and square that are updated together: all of them, or those of each parameter."""
+        vectors = self.flat, self.mean, self.square
+        if self.fused:
+            return [vectors]
+        sizes = [p.numel() for p in self.parameters]
+        return list(zip(*(vector.split(sizes) for vector in vectors), strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state to checkpoint."""

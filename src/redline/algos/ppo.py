@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import networks, on_policy
-from redline.algos.network_config import gather
+from redline.algos.network_config import gather, share_buffers
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner, part_count
 from redline.algos.on_policy import fill_defaults as fill_defaults
 from redline.algos.on_policy import memory_bytes as memory_bytes
@@ -112,6 +112,8 @@ class Learner(OnPolicyLearner):
         self.advantages = torch.zeros(self.rollout.size, device=runtime.device)
         self.update_kl = torch.zeros((), device=runtime.device)  # () float32: largest KL divergence in this update
         self.ema_network = copy.deepcopy(self.net).requires_grad_(False) if config.ema_decay else None
+        if self.ema_network is not None and config.batch_norm:
+            share_buffers(self.ema_network, self.net)
         self.ema_weights = flatten(self.ema_network) if self.ema_network is not None else None
 
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:

@@ -180,11 +180,13 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 def _overrides(given: Mapping[str, Any], key: str) -> bool:
     """Say whether the command line gives an option of the file, or gives it by its other spelling, as --dqn.n-step."""
-    group, _dot, name = key.rpartition(".")
-    shorthand = name in ALGO_SHORTHANDS and group != "env"
-    return key in given or (
-        shorthand and any(other.rpartition(".")[2] == name for other in given if not other.startswith("env."))
-    )
+
+    def meaning(option: str) -> str:
+        group, _, name = option.rpartition(".")
+        name = "train_every" if name == "rollout_steps" else name
+        return name if name in ALGO_SHORTHANDS and group != "env" else option
+
+    return meaning(key) in map(meaning, given)
 
 
 def merge_config(name: str, command: Command, request: Request) -> Request:

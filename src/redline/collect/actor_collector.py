@@ -33,6 +33,7 @@ from redline.collect.inference_server import InferenceServer, Request
 from redline.collect.row_format import EPISODE_FIELDS, row_fields, spec_to_json
 from redline.collect.row_staging import RowStaging
 from redline.collect.sync_collector import CPUCollector
+from redline.core.errors import UserError
 from redline.engine import hardware
 from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
@@ -71,7 +72,12 @@ class ActorCollector(CPUCollector):
         self.buffers |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         self.buffers |= {f"out.{name}": x for name, x in zip(algo.POLICY_OUTPUTS, self.outputs, strict=True)}
         self._ingest = prepare(self.ingest_row)
-        self.capacity = max(learner.rollout_steps, _MIN_CAPACITY) + 2  # rows of a ring
+        self.capacity = options.ring_rows or max(learner.rollout_steps, _MIN_CAPACITY) + 2  # rows of a ring
+        staged_rows = options.staged_rows or min(math.ceil(_MOVED / num_envs), learner.rollout_steps, self.capacity - 1)
+        if staged_rows >= self.capacity:
+            raise UserError(
+                f"staged_rows is {staged_rows}; expected fewer than the {self.capacity} rows of a ring (--ring-rows)."
+            )
         groups = split_envs(num_envs, options.actors, 2 if options.central else 1)
         size = 4 * flat_weights(learner.acting_network).numel()
         self.shared = ActorMemory(
@@ -82,10 +88,11 @@ class ActorCollector(CPUCollector):
             self.shared.slices,
             row_fields(learner.spec, num_envs, algo.POLICY_OUTPUTS),
             (*self.buffers, "final_obs"),
-            min(math.ceil(_MOVED / num_envs), learner.rollout_steps),
+            staged_rows,
             device,
             self._raise_failure,
             notify,
+            options.pin_memory,
         )
         self.cores: hardware.SharedCores | None = None  # divided between actors and learner, on a CPU
         self.server: InferenceServer | None = None

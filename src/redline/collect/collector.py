@@ -30,6 +30,11 @@ class CollectorOptions:
     central: bool = False  # choose actions in this process for all actors; else each actor has a copy of the policy
     publish: int = 0  # updates between two publications of weights to actors; 0: chosen by the kind of learner
     drop_oldest: bool = False  # overwrite rows that were not read in time; else actors wait for room
+    ring_rows: int = 0  # rows of a ring; 0: chosen by the learner's rollout
+    staged_rows: int = (
+        0  # rows to move from rings to the learner at once, at least; 0: chosen by the number of environments
+    )
+    pin_memory: bool = True  # page-lock the host memory from which a GPU copies rows
     backplay: float = 0.0  # fraction of episodes that start shortly before the last loss
     backplay_steps: int = 32  # steps before that loss, roughly
 

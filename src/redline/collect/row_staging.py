@@ -32,23 +32,25 @@ class RowStaging:
         device: torch.device,
         check: Callable[[], None],
         notify: Callable[[str], None],
+        pin_memory: bool = True,
     ) -> None:
         """`slices` are the environments of each ring. `min_rows` are moved at least; `check` raises if none will come."""
         self.rings, self.min_rows, self.check, self.notify = rings, min_rows, check, notify
         self.capacity = rings[0].capacity + 1  # a ring's rows, and the one that stays
-        pinned = device.type == "cuda"
+        on_gpu = device.type == "cuda"
         fields = {**fields, "version": ((len(rings),), np.int64)}
         self.arrays = {
-            name: _host_array((self.capacity, *shape), dtype, pinned) for name, (shape, dtype) in fields.items()
+            name: _host_array((self.capacity, *shape), dtype, on_gpu and pin_memory)
+            for name, (shape, dtype) in fields.items()
         }
         self.parts = [  # views of each ring's environments
             {name: array[:, ring] if name == "version" else array[:, envs] for name, array in self.arrays.items()}
             for ring, envs in enumerate(slices)
         ]
         self.host = {name: torch.from_numpy(self.arrays[name]) for name in device_fields}
-        self.device = {k: x.to(device, copy=True) for k, x in self.host.items()} if pinned else self.host
-        self.stream = torch.cuda.Stream(device) if pinned else None
-        self.copied = torch.cuda.Event() if pinned else None
+        self.device = {k: x.to(device, copy=True) for k, x in self.host.items()} if on_gpu else self.host
+        self.stream = torch.cuda.Stream(device) if on_gpu else None
+        self.copied = torch.cuda.Event() if on_gpu else None
         self.breaks: list[list[int]] = [
             [] for _ in rings
         ]  # numbers of rows that do not continue the row before, by ring

@@ -15,6 +15,8 @@ from redline.core.records import Hardware
 from redline.engine.runtime import Runtime
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+# Compile modes, and the modes of torch.compile they stand for: CUDA graphs are captured by `Graph`, not by the compiler.
+COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 # Inductor repeats an expression wherever it is used, up to this many operations. Integer hashes use every value twice, so the
 # default of 30 lets expressions grow exponentially: a minute of compilation instead of ten seconds, and slower code.
 _INLINE = 10
@@ -43,14 +45,28 @@ def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
     return wanted, "asked for"
 
 
-def runtime(device: torch.device, precision: str, compiler: Compiler, folder: Path = Path(".")) -> Runtime:
-    """Return the Runtime for learners; sets the TF32 switches on a GPU."""
+def runtime(
+    device: torch.device,
+    precision: str,
+    compiler: Compiler,
+    folder: Path = Path("."),
+    cudnn_benchmark: bool = False,
+    fused_optimizer: bool = True,
+    pin_memory: bool = True,
+) -> Runtime:
+    """Return the Runtime for learners; sets the switches of cuBLAS and cuDNN on a GPU."""
+    set_gpu_switches(device, precision, cudnn_benchmark)
+    amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return Runtime(device, amp, compiler, folder, compiler.notify, fused_optimizer, pin_memory)
+
+
+def set_gpu_switches(device: torch.device, precision: str, cudnn_benchmark: bool) -> None:
+    """Set the switches of cuBLAS and cuDNN, which hold for the whole process, if `device` is a GPU."""
     if device.type == "cuda":
         # fp32 is exact; in every other precision the remaining float32 products may use TF32.
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return Runtime(device, amp, compiler, folder, compiler.notify)
+        torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 @dataclass(frozen=True)
@@ -73,13 +89,20 @@ class Compiler:
         notify: Callable[[str], None],
         device: torch.device = _CPU,
         options: CompilerOptions = DEFAULT_OPTIONS,
+        mode: str = "default",
     ) -> None:
         self.enabled, self.notify = enabled, notify
+        if mode not in COMPILE_MODES:
+            raise UserError(f"compile_mode is '{mode}'; expected {', '.join(COMPILE_MODES)}.")
         on_gpu = device.type == "cuda"
-        self.options = (_GPU_OPTIONS if on_gpu else {}) | {
-            "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
-            "unroll_reductions_threshold": options.unroll,
-        }
+        self.options = (
+            _mode_options(mode)
+            | (_GPU_OPTIONS if on_gpu else {})
+            | {
+                "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
+                "unroll_reductions_threshold": options.unroll,
+            }
+        )
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
@@ -116,6 +139,15 @@ class Compiler:
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
         self.notify(f"Running without compilation: torch.compile failed ({first_line(error)}).")
+
+
+def _mode_options(mode: str) -> dict[str, str | int | bool | Callable[..., Any]]:
+    """Return the options of the compiler that a mode sets; importing the compiler takes seconds."""
+    if mode == "default":
+        return {}
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(COMPILE_MODES[mode]))
 
 
 @functools.cache

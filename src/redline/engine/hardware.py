@@ -59,6 +59,20 @@ def detect(device: torch.device) -> Hardware:
     return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
 
 
+def set_interop_threads(count: int) -> str:
+    """Set the number of threads for operations that run beside each other; return why it cannot be, or an empty string.
+
+    torch allows it once per process, before such threads have started.
+    """
+    if count == torch.get_num_interop_threads():
+        return ""
+    try:
+        torch.set_num_interop_threads(count)
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0]
+    return ""
+
+
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of the device."""
     if device.type == "cuda":

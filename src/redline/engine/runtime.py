@@ -19,6 +19,8 @@ class Runtime:
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
     folder: Path = Path(".")  # where a learner may keep files
     notify: Callable[[str], None] = print  # shows a message to the user
+    fused_optimizer: bool = True  # update all weights as one vector; else layer by layer
+    pin_memory: bool = True  # page-lock host memory that is copied to and from a GPU
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matrix products run in `amp_dtype`."""

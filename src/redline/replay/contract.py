@@ -62,6 +62,7 @@ class ReplayRequest:
     batches_per_iteration: int = 1
     folder: Path = Path(".")  # for files
     notify: Callable[[str], None] = print  # shows a message to the user
+    pin_memory: bool = True  # page-lock host memory that is copied to and from a GPU
 
     @property
     def num_envs(self) -> int:

@@ -86,7 +86,7 @@ class HostReplay(Replay):
         drawn = torch.zeros(SLOTS, self.batches, self.batch_size, dtype=torch.int64, device=device)
         self.drawn = {"row": drawn, "env_index": drawn.clone(), "units": drawn.clone()}  # batches under way, see Draw
         spec = TransferSpec(self.outbox, self.places, self.inbox)
-        self.transfer = make_transfer(self.storage, spec, ring.rows, self.notify, threaded)
+        self.transfer = make_transfer(self.storage, spec, ring.rows, self.notify, threaded, request.pin_memory)
         self.iteration = 0  # rows written, as counted by the host
 
     # ------------------------------------------------------------------------------------- on the device, in the graph

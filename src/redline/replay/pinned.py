@@ -33,5 +33,7 @@ class PinnedRecords(RecordStorage):
     """Records in page-locked memory, which a GPU copies without the processor; in ordinary memory where that fails."""
 
     def __init__(self, request: ReplayRequest, entries: int, layout: RowLayout) -> None:
-        self.records = page_locked_zeros((entries, layout.size), torch.uint8, request.device, request.notify)
+        self.records = page_locked_zeros(
+            (entries, layout.size), torch.uint8, request.device, request.notify, request.pin_memory
+        )
         self.rows = entries // request.num_envs

@@ -29,9 +29,14 @@ SLOTS = AHEAD + 1  # batches and rows under way
 _DIRECT_BYTES = 1 << 30
 
 
-def page_locked_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify) -> Tensor:
-    """Return zeros in page-locked host memory for a CUDA device; in ordinary memory, with a message, where that fails."""
-    if device.type == "cuda":
+def page_locked_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify, pin_memory: bool = True
+) -> Tensor:
+    """Return zeros in page-locked host memory for a CUDA device; in ordinary memory, with a message, where that fails.
+
+    pin_memory: False for ordinary memory in any case.
+    """
+    if device.type == "cuda" and pin_memory:
         try:
             return torch.zeros(shape, dtype=dtype, pin_memory=True)
         except (RuntimeError, MemoryError) as error:
@@ -66,9 +71,15 @@ class HostTransfer:
     """Transfers by a thread of the host, or in the calling thread where there is no GPU to wait for."""
 
     def __init__(
-        self, storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
+        self,
+        storage: RecordStorage,
+        spec: TransferSpec,
+        rows: int,
+        notify: Notify,
+        threaded: bool | None = None,
+        pin_memory: bool = True,
     ) -> None:
-        self.storage, self.spec, self.rows = storage, spec, rows
+        self.storage, self.spec, self.rows, self.pin_memory = storage, spec, rows, pin_memory
         self.device = spec.row.device
         self._cuda = self.device.type == "cuda"
         self._threaded = self._cuda if threaded is None else threaded
@@ -85,7 +96,7 @@ class HostTransfer:
         self._worker: threading.Thread | None = None
 
     def _make_slot(self, notify: Notify) -> _Slot:
-        row, places, inbox = ((tuple(x.shape), x.dtype, self.device, notify) for x in self.spec)
+        row, places, inbox = ((tuple(x.shape), x.dtype, self.device, notify, self.pin_memory) for x in self.spec)
         return _Slot(
             page_locked_zeros(*row),
             page_locked_zeros(*places),
@@ -281,7 +292,12 @@ def map_to_device(device: torch.device, host: Tensor) -> Tensor:
 
 
 def make_transfer(
-    storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify, threaded: bool | None = None
+    storage: RecordStorage,
+    spec: TransferSpec,
+    rows: int,
+    notify: Notify,
+    threaded: bool | None = None,
+    pin_memory: bool = True,
 ) -> HostTransfer:
     """Return the fastest transfer for these records."""
     small = storage.records.nbytes <= _DIRECT_BYTES
@@ -292,4 +308,4 @@ def make_transfer(
             notify(
                 f"Replay transfers by a thread: the device cannot read page-locked memory itself ({_first_line(error)})."
             )
-    return HostTransfer(storage, spec, rows, notify, threaded)
+    return HostTransfer(storage, spec, rows, notify, threaded, pin_memory)

@@ -6,8 +6,6 @@ import math
 import time
 from dataclasses import dataclass
 
-_LOG_SECONDS = 1.0  # aimed at between two log points
-
 
 class Clock:
     """Seconds of a run over all its continuations: in total, and of training.
@@ -90,6 +88,6 @@ def seconds_left(progress: float, training_seconds: float) -> float | None:
     return training_seconds * max(1 / progress - 1, 0) if progress > 0 and training_seconds > 0 else None
 
 
-def next_chunk(chunk: int, seconds: float) -> int:
-    """The iterations to run until the next log point, when `chunk` iterations took `seconds`. Grows slowly."""
-    return max(1, min(round(chunk * _LOG_SECONDS / seconds), 4 * chunk))
+def next_chunk(chunk: int, seconds: float, log_seconds: float = 1.0) -> int:
+    """The iterations to run in about `log_seconds`, when `chunk` iterations took `seconds`. Grows slowly."""
+    return max(1, min(round(chunk * log_seconds / seconds), 4 * chunk))

@@ -28,7 +28,16 @@ from redline.run.memory import fit_replay
 from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
-_MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0, "backplay_steps": 1, "publish": 0}
+_MINIMA = {
+    "num_envs": 1,
+    "accumulate": 1,
+    "eval_episodes": 0,
+    "seed": 0,
+    "backplay_steps": 1,
+    "publish": 0,
+    "staged_rows": 0,
+}
+_MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
 
 
@@ -122,7 +131,16 @@ def _choose_algo(settings: Settings, game: Game) -> tuple[Algorithm, Setting]:
 
 
 def _has(algo: Algorithm, option: str) -> bool:
-    return bool(algo.PRESETS) if option == "preset" else option in algo.options
+    return bool(algo.PRESETS) if option == "preset" else bool(_find_option(algo, option))
+
+
+def _find_option(algo: Algorithm, shorthand: str) -> str:
+    """Return the option of an algorithm that a shorthand means, or an empty string.
+
+    Learners from fresh rollouts call the steps between updates `rollout_steps`.
+    """
+    names = (shorthand, "rollout_steps") if shorthand == "train_every" else (shorthand,)
+    return next((name for name in names if name in algo.options), "")
 
 
 def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, Any]:
@@ -130,10 +148,10 @@ def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, An
     requested = {name.replace("-", "_"): value for name, value in settings.algo_options.items()}
     for name in ALGO_SHORTHANDS:
         if (value := getattr(settings, name)) is not None:
-            if name not in algo.options:
+            if not (option := _find_option(algo, name)):
                 flag = name.replace("_", "-")
                 raise UserError(f"{settings.algo} has no {name}; drop --{flag} or choose another --algo.")
-            requested[name] = value
+            requested[option] = value
     return requested
 
 
@@ -239,7 +257,9 @@ def _validate(settings: Settings, num_envs: int, backplay: float) -> None:
         raise UserError(
             f"seed is {settings.seed}; expected 0 to {MAX_SEED - 1:,}: larger seeds are held out for evaluation."
         )
-    for name in ("steps", "episodes", "minutes", "threads", "checkpoint_minutes"):
+    if settings.ring_rows < 0 or 0 < settings.ring_rows < _MIN_RING:
+        raise UserError(f"ring_rows is {settings.ring_rows}; expected at least {_MIN_RING}, or 0 for automatic.")
+    for name in ("steps", "episodes", "minutes", "threads", "interop_threads", "checkpoint_minutes", "log_seconds"):
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; expected a number above 0.")
@@ -306,6 +326,8 @@ def _choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs
     needs_actors = {
         "inference": settings.inference != "auto",
         "publish": bool(settings.publish),
+        "ring_rows": bool(settings.ring_rows),
+        "staged_rows": bool(settings.staged_rows),
         "drop_oldest": settings.drop_oldest,
     }
     for name, given in needs_actors.items():

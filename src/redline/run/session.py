@@ -11,7 +11,7 @@ from torch import Tensor
 from redline.algos.learner import Learner, check_learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
-from redline.engine import fast
+from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
 from redline.run.memory import check_memory
@@ -28,8 +28,19 @@ class Session:
             torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events belong to the current device
             torch.cuda.set_device(plan.device)
+        settings = plan.settings
+        if settings.interop_threads and (problem := hardware.set_interop_threads(settings.interop_threads)):
+            notify(f"Running with {torch.get_num_interop_threads()} inter-op threads: {problem}.")
         self.compiler = self._make_compiler()
-        runtime = fast.runtime(plan.device, plan.precision, self.compiler, plan.run_dir)
+        runtime = fast.runtime(
+            plan.device,
+            plan.precision,
+            self.compiler,
+            plan.run_dir,
+            settings.cudnn_benchmark,
+            settings.fused_optimizer,
+            settings.pin_memory,
+        )
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:
             first = plan.curriculum.rules[0]
@@ -48,6 +59,9 @@ class Session:
             central=plan.inference == "central",
             publish=plan.settings.publish,
             drop_oldest=plan.settings.drop_oldest,
+            ring_rows=plan.settings.ring_rows,
+            staged_rows=plan.settings.staged_rows,
+            pin_memory=plan.settings.pin_memory,
             backplay=plan.backplay,
             backplay_steps=plan.settings.backplay_steps,
         )
@@ -64,23 +78,31 @@ class Session:
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
 
     def _make_compiler(self) -> fast.Compiler:
-        return fast.Compiler(self.plan.compile, self.notify, self.plan.device, self.plan.recipe.compiler)
+        plan = self.plan
+        return fast.Compiler(
+            plan.compile, self.notify, plan.device, plan.recipe.compiler, plan.settings.compile_mode
+        )
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""
         if not self.collector.on_device:  # its steps cannot be compiled or captured
-            self._collect: Callable[[], None] = lambda: self.collector.step()  # `start` may replace the collector
+            # `start` may replace the collector
+            self._collect: Callable[[], None] = self._without_gradients(lambda: self.collector.step())
             self._collect_only: Callable[[], None] = self._play
             self._update: Callable[[], None] = fast.Graph(self.learner.update, self.plan.graph, self.notify)
             self._collect_and_learn: Callable[[], None] = self._play_and_learn
             return
         self._update = self.learner.update
-        self._collect = self.compiler(self.collector.step)
+        self._collect = self._without_gradients(self.compiler(self.collector.step))
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
         self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
+
+    def _without_gradients(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that plays, in inference mode if that is on; collectors turn gradients off in any case."""
+        return torch.inference_mode()(function) if self.plan.settings.inference_mode else function
 
     def _play(self) -> None:
         for _ in range(self.learner.rollout_steps):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from redline.core.errors import UserError
 from redline.run import options
 
 DEFAULT_MINUTES = 3.0
 # Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
-ALGO_SHORTHANDS = ("batch_size", "n_step", "replay", "replay_capacity", "prioritized")
+ALGO_SHORTHANDS = ("batch_size", "n_step", "train_every", "replay", "replay_capacity", "prioritized")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Settings:
     num_envs: int | None = None  # environments played in parallel
     batch_size: int | None = None  # samples per gradient step
     n_step: int | None = None  # steps per return before bootstrapping
+    train_every: int | None = None  # steps that every environment plays per update
     replay: str | None = None  # kind of replay memory; `redline list` shows them
     replay_capacity: int | str | None = None  # transitions in replay memory; auto: what fits half of the free memory
     prioritized: bool | None = None  # sample transitions by TD error (prioritized replay)
@@ -34,8 +35,14 @@ class Settings:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
     compile: bool | None = None  # compile with torch.compile
+    compile_mode: Literal["default", "max-autotune"] = "default"  # max-autotune times several kernels for each product
     graph: bool | None = None  # replay whole iterations as CUDA graphs
-    threads: int | None = None  # CPU threads of torch in the training process
+    cudnn_benchmark: bool = False  # let cuDNN time its convolutions and take the fastest
+    fused_optimizer: bool = True  # update all weights as one vector; else layer by layer
+    inference_mode: bool = False  # play under torch's inference mode instead of no_grad
+    pin_memory: bool = True  # page-lock the host memory from which a GPU copies transitions
+    threads: int | None = None  # CPU threads of torch in the training process; default: measured
+    interop_threads: int | None = None  # CPU threads for operations that run beside each other; default: torch's
     accumulate: int = 1  # batches per gradient step, for batches larger than memory
     time_limit: int = 0  # steps until an episode is truncated; 0: no limit
     run_dir: str | None = None  # folder of the run; default runs/ENV-ALGO
@@ -44,11 +51,14 @@ class Settings:
     checkpoint_minutes: float = 1.0  # minutes between checkpoints
     save_replay: bool = True  # store the replay memory in checkpoints
     eval_episodes: int = 256  # greedy episodes of the final evaluation; 0: no evaluation
+    log_seconds: float = 1.0  # seconds between log points, at which the host reads metrics from the device
     tensorboard: bool = False  # write TensorBoard files into the run folder
     wandb: bool = False  # log to Weights & Biases, with the account that `wandb login` has set up
     actors: int | None = None  # processes that step CPU environments; 0: step them in the training process
     inference: str = "auto"  # where actions are chosen: auto, actors (in each process) or central (for all at once)
     publish: int = 0  # updates between two copies of the weights to actors; 0: automatic
+    ring_rows: int = 0  # steps of its environments that an actor may be ahead of the learner; 0: automatic
+    staged_rows: int = 0  # steps of all environments moved from actors to the learner at once, at least; 0: automatic
     drop_oldest: bool = False  # overwrite steps that the learner has not read in time; otherwise actors wait
     backplay: float | None = None  # fraction of episodes that start shortly before the last loss; not counted in scores
     backplay_steps: int = 32  # steps before the loss, at least; at most twice as many

@@ -144,7 +144,7 @@ class Trainer:
 
                 # Once a step: read the metrics, the one look at the device.
                 seconds = self._log(*before)
-                chunk = next_chunk(chunk, seconds)
+                chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
 
                 # Once in a while: a checkpoint, written while training goes on.
                 if time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes:
