@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_argument(sub: argparse.ArgumentParser, command: Command) -> None:
-    argument = command.argument.strip("[]")
+    argument = command.argument.partition("]")[0].strip("[")
     if argument == "ENV":
         sub.add_argument("env", choices=[*catalog.GAMES.names(), *(f"{kind}:" for kind in catalog.cpu_kinds())])
     elif argument == "SHELL":

@@ -79,9 +79,7 @@ class Session:
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
-        return fast.Compiler(
-            plan.compile, self.notify, plan.device, plan.recipe.compiler, plan.settings.compile_mode
-        )
+        return fast.Compiler(plan.compile, self.notify, plan.device, plan.recipe.compiler, plan.settings.compile_mode)
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""

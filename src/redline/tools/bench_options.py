@@ -22,6 +22,8 @@ class BenchOptions:
     capacity: int = 1_000_000  # transitions in the memory (replay)
     batch: tuple[int, ...] = (2048,)  # samples per batch, a column each (replay)
     actors: int | None = None  # actor processes (collect); every core but one by default
+    num_envs: int | None = None  # environments (switches); default: as in training
+    only: tuple[str, ...] = ()  # names of the switches to measure, such as precision,threads (switches)
     folder: str | None = None  # where temporary files are written (replay); the system's by default
 
 

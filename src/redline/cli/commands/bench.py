@@ -11,20 +11,28 @@ from redline.cli.parse import fold
 from redline.core.errors import UserError, nearest
 from redline.tools.bench_options import BenchOptions, BenchRequest
 
-KINDS = ("env", "train", "replay", "collect")
+KINDS = ("env", "train", "replay", "collect")  # measured without a name
+_SWITCHES = "switches"
 
 
 def target(request: Request) -> tuple[str, str]:
-    """Return the environment and algorithm to measure."""
+    """Return the environment and algorithm to measure: of switches, the algorithm that `redline train ENV` chooses."""
+    if request.arguments[:1] == [_SWITCHES]:
+        env = (request.arguments[1:] or [str(request.options.get("env", BenchOptions.env))])[0]
+        return env, str(request.options.get("algo") or catalog.default_algorithm(env))
     return str(request.options.get("env", BenchOptions.env)), str(request.options.get("algo", BenchOptions.algo))
 
 
 def run(request: Request) -> int:
     """Measure one kind, or all of them, and print a table each."""
-    for kind in request.arguments:
-        if kind not in KINDS:
+    kinds = (*KINDS, _SWITCHES)
+    named = request.arguments[:1] if request.arguments[:1] == [_SWITCHES] else request.arguments
+    if named == [_SWITCHES] and len(request.arguments) > 2:
+        raise UserError("redline bench switches takes one ENV; see redline bench --help.")
+    for kind in named:
+        if kind not in kinds:
             raise UserError(
-                f"There is no benchmark '{kind}'{nearest(kind, KINDS) or '.'} Benchmarks: {', '.join(KINDS)}."
+                f"There is no benchmark '{kind}'{nearest(kind, kinds) or '.'} Benchmarks: {', '.join(kinds)}."
             )
     from redline.run.options import build
     from redline.run.run_folder import write_json
@@ -32,16 +40,20 @@ def run(request: Request) -> int:
     from redline.tools import bench
     from redline.tools.bench_collect import bench_collect
     from redline.tools.bench_replay import bench_replay
+    from redline.tools.bench_switches import bench_switches
 
     measure = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
-    _, algo = target(request)
+    measure[_SWITCHES] = bench_switches
+    env, algo = target(request)
     plain, groups = split_groups(fold(request.options), algo)
     options = build(BenchOptions, plain, "")
     bench_request = BenchRequest(
-        **vars(options), env_options=groups["env"], algo_options=groups[catalog.group_of(algo)]
+        **vars(options) | {"env": env, "algo": algo},
+        env_options=groups["env"],
+        algo_options=groups[catalog.group_of(algo)],
     )
     record = bench.describe_machine(options.device)
-    for kind in request.arguments or KINDS:
+    for kind in named or KINDS:
         record[kind] = measure[kind](bench_request, sys.stderr if request.json else sys.stdout)
     if options.out:
         write_json(Path(options.out), record)
@@ -51,9 +63,9 @@ def run(request: Request) -> int:
 
 
 COMMAND = Command(
-    "measure throughput on this machine: environments, training, replay, collection",
+    "measure throughput on this machine: environments, training, replay, collection, switches of speed",
     run,
-    "[env|train|replay|collect]",
+    "[env|train|replay|collect|switches] [ENV...]",
     options_of(BenchOptions),
     target,
     position=6,
