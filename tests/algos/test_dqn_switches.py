@@ -697,10 +697,3 @@ def test_presets_are_settings(name: str) -> None:
 
 def test_a_run_is_not_continued_with_another_network() -> None:
     assert {"distribution", "atoms", "v_min", "v_max", "noisy", "layer_norm", "dueling"} <= set(dqn.RESUME_FIXED)
-
-
-def test_memory_of_distributions_is_counted() -> None:
-    spec = Spec((3,), torch.float32, (1.0,) * 3, 1, 3, "points")
-    plain, spread = (dqn.memory_bytes(Config(distribution=kind), spec, 100, 16) for kind in ("none", "quantile"))
-    assert spread["batch_size"] > plain["batch_size"] + 512 * 51 * 51 * 4
-    assert spread["replay_capacity"] == plain["replay_capacity"]

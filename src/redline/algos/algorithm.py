@@ -59,7 +59,8 @@ class Algorithm:
 
     # (config, num_envs, names of the options the user gave) -> config with dependent options filled in, reasons by option.
     fill_defaults: Callable[[Any, int, Collection[str]], tuple[Any, dict[str, str]]] = _fill_nothing
-    # (config, spec, bytes of one State, num_envs) -> estimated bytes on the device, by the option that decides them.
+    # (config, spec, bytes of one State, num_envs) -> bytes of rollouts and replay memory on the device, by
+    # the option that decides them. Networks, gradients and temporaries are measured.
     memory_bytes: Callable[[Any, Spec, int, int], dict[str, int]] = _unknown_memory
     # (config, num_envs, accumulate) -> how often the learner trains on each environment step, on average.
     samples_per_step: Callable[[Any, int, int], float] = _once

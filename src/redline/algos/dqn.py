@@ -157,12 +157,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """Return an estimate of the bytes the learner allocates on the device, by the option that decides them."""
-    del num_envs
-    inputs = 4 * math.prod(spec.obs_shape)
+    """Return the bytes of the replay memory on the device, approximately, by the option that decides them."""
+    del spec, num_envs
     memory = replay.load(config.replay).memory_bytes(config.replay_capacity, state_bytes, config.prioritized)
-    pairs = 0 if config.distribution == "none" else config.atoms * (config.atoms + 4 * spec.num_actions)
-    return {"batch_size": config.batch_size * 4 * (inputs + pairs), "replay_capacity": int(memory.device)}
+    return {"replay_capacity": int(memory.device)}
 
 
 def samples_per_step(config: Config, num_envs: int, accumulate: int) -> float:

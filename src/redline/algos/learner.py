@@ -180,6 +180,12 @@ class Learner(ABC):
         """Return metrics of this moment, such as epsilon. Called at every log point, also before the first update."""
         return {}
 
+    @classmethod
+    def states_evaluated(cls, rules: Rules, config: Any, num_envs: int) -> int:
+        """Return the most states that a network evaluates at once without gradients, to estimate memory."""
+        del rules, config
+        return num_envs
+
     # ------------------------------------------------------------------------------------------------------------ saving
 
     @abstractmethod

@@ -18,7 +18,7 @@ from redline.algos import network_config
 from redline.algos.learner import MAX_MICRO_BATCHES, Learner
 from redline.algos.metrics import explained_variance, read_means
 from redline.algos.optimizer import Optimizer, linear
-from redline.algos.rollout import RolloutBuffer
+from redline.algos.rollout import RolloutBuffer, max_truncations
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec, Transition
@@ -80,14 +80,9 @@ def samples_per_step(config: OnPolicyConfig, num_envs: int, accumulate: int) -> 
 
 
 def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """Return an estimate of the bytes the learner allocates, by the option that decides them."""
-    inputs = math.prod(spec.obs_shape)
-    sample = inputs * spec.obs_dtype.itemsize + spec.num_actions * spec.masked + 40
-    rows = spec.obs_shape[0] if spec.afterstates else 1
-    return {
-        "rollout_steps": num_envs * (config.rollout_steps * sample + state_bytes),
-        "batch_size": config.batch_size * (8 * inputs + 8 * rows * sum(config.hidden)),
-    }
+    """Return the bytes of the rollout, approximately, by the option that decides them."""
+    sample = math.prod(spec.obs_shape) * spec.obs_dtype.itemsize + spec.num_actions * spec.masked + 42
+    return {"rollout_steps": num_envs * (config.rollout_steps * sample + state_bytes)}
 
 
 class OnPolicyLearner(Learner):
@@ -226,6 +221,10 @@ class OnPolicyLearner(Learner):
     def record_metrics(self, metrics: Tensor) -> None:
         """Add the metrics (M,) of a gradient step, which is about to be taken."""
         self.metric_sums += metrics
+
+    @classmethod
+    def states_evaluated(cls, rules: Rules, config: OnPolicyConfig, num_envs: int) -> int:
+        return num_envs * (max_truncations(rules, config.rollout_steps) + 1)
 
     @property
     def stages(self) -> Stages:

@@ -18,6 +18,13 @@ from redline.envs.batch import Rules
 _STEPS_PER_TRUNCATION = 32  # assumed where the rules truncate and do not say after how many steps
 
 
+def max_truncations(rules: Rules, rollout_steps: int) -> int:
+    """Return how many truncations of an environment in a rollout have their final State stored."""
+    spec: Spec = rules.game.spec(rules.config)
+    limits = [limit for limit in (rules.time_limit, spec.limit) if limit] + [_STEPS_PER_TRUNCATION] * spec.truncates
+    return -(-rollout_steps // min(limits)) if limits else 0
+
+
 class RolloutBuffer:
     """T steps of N environments in static tensors of T * N samples.
 
@@ -48,8 +55,7 @@ class RolloutBuffer:
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
         # States to bootstrap from, in rows of N: the states in which each environment was truncated, up to
         # max_truncations of them, then the state after its last step.
-        limits = [limit for limit in (rules.time_limit, spec.limit) if limit] + [_STEPS_PER_TRUNCATION] * spec.truncates
-        self.max_truncations = -(-rollout_steps // min(limits)) if limits else 0
+        self.max_truncations = max_truncations(rules, rollout_steps)
         self.truncations = torch.zeros(num_envs, dtype=torch.int64, device=device)  # (N,): in this rollout
         rows = self.max_truncations + 1
         self.bootstrap_states = map_record(lambda x: x.new_zeros(rows * num_envs, *x.shape[1:]), state)

@@ -13,12 +13,18 @@ from typing import Any
 import torch
 
 from redline import replay
+from redline.algos.learner import MAX_MICRO_BATCHES
 from redline.core.errors import UserError
 from redline.core.records import leaves
 from redline.engine import hardware
 from redline.envs import Rules, batch
 from redline.replay.contract import Location, ReplayKind, UsesReplay
+from redline.run.memory_probe import Probe, measure_plan
 from redline.run.plan import REQUESTED, Plan
+
+_PLENTY = 1 << 20  # bytes
+_GPU_WORKSPACES = 64 << 20  # of cuBLAS, for the two streams of a session
+_ACTOR_BYTES = 350 << 20  # of an actor process: Python, torch and a few environments
 
 
 def state_bytes(rules: Rules) -> int:
@@ -50,36 +56,85 @@ def _free_for(kind: ReplayKind, device: torch.device, run_dir: Path) -> tuple[in
     return hardware.free_bytes(place), f"memory of {place}"
 
 
-def check_memory(plan: Plan) -> None:
-    """Raise UserError if the plan cannot fit, with the bytes it needs and the option to change, before allocating anything."""
-    for place, needs in _estimate(plan).items():
-        total, free = sum(needs.values()), hardware.free_bytes(place)
-        if total > free:
+def check_memory(plan: Plan) -> int:
+    """Return the number of micro-batches with which the plan fits, 1 if it fits as it is, before allocating anything.
+
+    Raise UserError if it cannot fit, with the bytes it needs and the option to change.
+    """
+    parts, probe = 1, None if _is_small(plan) else probe_plan(plan)
+    most_parts = min(plan.algo_config.batch_size, MAX_MICRO_BATCHES) if plan.settings.oom == "backoff" else 1
+    for place, needs in estimate(plan, probe).items():
+        free = hardware.free_bytes(place)
+        while sum(needs.values()) > free and place == plan.device and 2 * parts <= most_parts:
+            parts *= 2
+            needs = estimate(plan, probe, parts)[place]
+        if sum(needs.values()) > free:
             name = _option_to_blame(plan, needs)
             raise UserError(
-                f"These settings need about {total / 1e9:,.1f} GB on {place}, where {free / 1e9:,.1f} GB are free; "
-                f"most of it is for {name}: use a smaller one{_other_replay(plan) if name == 'replay_capacity' else ''}."
+                f"These settings need about {sum(needs.values()) / 1e9:,.1f} GB on {place}, where {free / 1e9:,.1f} GB are "
+                f"free; most of it is for {name}: use a smaller one{_other_replay(plan) if name == 'replay_capacity' else ''}."
             )
+    return parts
 
 
-def _estimate(plan: Plan) -> dict[torch.device, dict[str, int]]:
-    """Return the estimated bytes on each device, by the option that decides them."""
+def estimate(plan: Plan, probe: Probe | None, micro_batches: int = 1) -> dict[torch.device, dict[str, int]]:
+    """Return the estimated bytes on each device at the peak of training, by the option that decides them.
+
+    probe: of the plan; without it networks and temporaries are left out.
+    """
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1)))
     game = sum(x.numel() * x.element_size() for x in leaves(one).values())
     spec = plan.rules.game.spec(plan.rules.config)
-    inputs = 4 * math.prod(spec.obs_shape)
-    needs = {"num_envs": plan.num_envs * (3 * game + inputs)}  # the games, their successors, the network's input
+    needs = {"num_envs": plan.num_envs * 2 * game}  # the games, and the example of their State that learners hold
     needs |= plan.algo.memory_bytes(plan.algo_config, spec, state_bytes(plan.rules), plan.num_envs)
-    if not isinstance(plan.algo_config, UsesReplay):
-        return {plan.device: needs}
-    memory = replay.load(plan.algo_config.replay).memory_bytes(
-        plan.algo_config.replay_capacity, state_bytes(plan.rules), plan.algo_config.prioritized
-    )
-    on_host = int(memory.host + (memory.snapshot if plan.settings.save_replay else 0))
-    if on_host and plan.device.type == "cuda":
-        return {plan.device: needs, torch.device("cpu"): {"replay_capacity": on_host}}
-    needs["replay_capacity"] = needs.get("replay_capacity", 0) + on_host
-    return {plan.device: needs}
+    stage, peak = _largest_stage(plan, probe, game, micro_batches)
+    needs[stage] = needs.get(stage, 0) + peak
+    if plan.actors and plan.device.type != "cuda":
+        needs["actors"] = plan.actors * _ACTOR_BYTES
+    on_host = {"actors": plan.actors * _ACTOR_BYTES} if plan.actors and plan.device.type == "cuda" else {}
+    if isinstance(plan.algo_config, UsesReplay):
+        memory = replay.load(plan.algo_config.replay).memory_bytes(
+            plan.algo_config.replay_capacity, state_bytes(plan.rules), plan.algo_config.prioritized
+        )
+        stored = int(memory.host + (memory.snapshot if plan.settings.save_replay else 0))
+        where = on_host if plan.device.type == "cuda" else needs
+        where["replay_capacity"] = where.get("replay_capacity", 0) + stored
+    return {plan.device: needs} | ({torch.device("cpu"): on_host} if any(on_host.values()) else {})
+
+
+def _largest_stage(plan: Plan, probe: Probe | None, game: int, micro_batches: int) -> tuple[str, int]:
+    """Return the option that decides the stage of an iteration that needs most memory, and the bytes it needs."""
+    inputs, batch_size = _input_bytes(plan), plan.algo_config.batch_size
+    if probe is None:
+        return "num_envs", plan.num_envs * (game + inputs)
+    sampled = 2 * batch_size * inputs if micro_batches > 1 and isinstance(plan.algo_config, UsesReplay) else 0
+    learning = probe.gradient.at(-(-batch_size // micro_batches)) + sampled
+    states = plan.algo.Learner.states_evaluated(plan.rules, plan.algo_config, plan.num_envs)
+    stages = {
+        "num_envs": max(probe.collect.at(plan.num_envs), probe.evaluate.at(states)),
+        "batch_size": max(learning, probe.step),
+    }
+    option = max(stages, key=lambda name: stages[name])
+    return option, probe.weights + stages[option] + (_GPU_WORKSPACES if plan.device.type == "cuda" else 0)
+
+
+def probe_plan(plan: Plan) -> Probe | None:
+    """Return the measured needs of the plan's learner; None if it cannot be measured: training will tell whether it fits."""
+    try:
+        return measure_plan(plan)
+    except Exception:  # a learner from outside may expect other options, or there is no memory even for a few samples
+        return None
+
+
+def _input_bytes(plan: Plan) -> int:
+    """Return the bytes of one observation as the input of a network."""
+    return 4 * math.prod(plan.rules.game.spec(plan.rules.config).obs_shape)
+
+
+def _is_small(plan: Plan) -> bool:
+    """Return whether the learner fits with certainty, so that it need not be measured: a megabyte per sample is plenty."""
+    most = (plan.algo_config.batch_size + plan.num_envs) * (_PLENTY + 64 * _input_bytes(plan))
+    return bool(most < hardware.free_bytes(plan.device) / 4)
 
 
 def _option_to_blame(plan: Plan, needs: dict[str, int]) -> str:

@@ -23,7 +23,7 @@ class Session:
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
-        check_memory(plan)
+        micro_batches = check_memory(plan)
         if plan.threads:
             torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events belong to the current device
@@ -52,6 +52,9 @@ class Session:
             rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate
         )
         check_learner(self.learner)
+        if plan.settings.oom == "stop":
+            self.learner.max_micro_batches = 1
+        self.learner.micro_batches = min(micro_batches, self.learner.max_micro_batches)
         options = CollectorOptions(
             env=plan.settings.env,
             seed=seed,

@@ -43,6 +43,7 @@ class Settings:
     pin_memory: bool = True  # page-lock the host memory from which a GPU copies transitions
     threads: int | None = None  # CPU threads of torch in the training process; default: measured
     interop_threads: int | None = None  # CPU threads for operations that run beside each other; default: torch's
+    oom: Literal["backoff", "stop"] = "backoff"  # out of memory: backoff (split batches, same gradient) or stop
     accumulate: int = 1  # batches per gradient step, for batches larger than memory
     time_limit: int = 0  # steps until an episode is truncated; 0: no limit
     run_dir: str | None = None  # folder of the run; default runs/ENV-ALGO

@@ -1,0 +1,233 @@
+"""Measure how much memory a plan's learner needs per sample and per environment, with a few of them.
+
+A learner of the plan's own kind collects and updates with two small sizes, uncompiled, on the plan's device. What is
+allocated grows linearly with the size, so that two measurements give the bytes of any size, for every kind of network:
+activations, gradients, sampled observations, target networks, temporaries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from redline import replay
+from redline.algos.learner import Learner
+from redline.collect.device_collector import DeviceCollector
+from redline.core.records import Episode, PolicyInput, Step, Transition, leaves, map_record
+from redline.engine import fast
+from redline.engine.out_of_memory import free_caches
+from redline.envs import Rules, batch
+from redline.run.plan import Plan
+
+_ROLLOUT_STEPS = 4  # of a probed on-policy learner: its batch is larger than the states it bootstraps from
+_CPU_SIZES, _GPU_SIZES = (32, 96), (512, 1536)  # environments or samples; multiples of _ROLLOUT_STEPS
+_GROWTH, _LARGEST = 4, 1 << 15  # samples of further measurements
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes as a linear function of a size."""
+
+    fixed: float
+    each: float
+
+    def at(self, size: int) -> int:
+        """Return the bytes of a size."""
+        return max(0, round(self.fixed + self.each * size))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Bytes allocated on the device at the peak of each stage, besides the learner's buffers."""
+
+    weights: int  # networks, optimizer and everything else that does not depend on sizes
+    collect: Line  # by environments
+    evaluate: Line  # by states: a forward pass without gradients
+    gradient: Line  # by samples of a batch, or of a micro-batch
+    step: int  # a gradient step of a small batch: what the optimizer needs
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors on the CPU that operations create, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                self._count(value.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            del self._known[key]
+            self.live -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def measure(device: torch.device, function: Callable[[], Any]) -> tuple[int, int]:
+    """Return the bytes that a call of `function` needs at its peak and that its result keeps allocated."""
+    if device.type != "cuda":
+        with LiveBytes() as counter:
+            result = function()
+        return counter.peak, counter.live
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = function()
+    torch.cuda.synchronize(device)
+    peak, live = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    del result
+    return peak - before, live - before
+
+
+def measure_plan(plan: Plan) -> Probe:
+    """Measure the plan's learner. Raises whatever the learner raises; takes about a second."""
+    sizes = _GPU_SIZES if plan.device.type == "cuda" else _CPU_SIZES
+    if plan.device.type == "cuda":  # libraries allocate their workspaces at the first call
+        _measure_update(plan, sizes[0])
+    states = [_measure_states(plan, size) for size in sizes]
+    updates = [_measure_update(plan, size) for size in sizes]
+    weights, step = updates[0].weights, updates[0].step
+    gradient = _line(sizes, [update.gradient for update in updates])
+    # With few samples the peak comes when the gradients of the weights exist, with many when the activations do.
+    while 4 * gradient.fixed > gradient.each * sizes[1] and sizes[1] < _LARGEST:
+        sizes = sizes[1], _GROWTH * sizes[1]
+        updates = [updates[1], _measure_update(plan, sizes[1])]
+        gradient = _line(sizes, [update.gradient for update in updates])
+    free_caches()
+    first = _GPU_SIZES if plan.device.type == "cuda" else _CPU_SIZES
+    return Probe(
+        weights=weights,
+        collect=_line(first, [collect for collect, _ in states]),
+        evaluate=_line(first, [evaluate for _, evaluate in states]),
+        gradient=gradient,
+        step=step,
+    )
+
+
+def _line(sizes: tuple[int, int], peaks: list[int]) -> Line:
+    """Return the line through two measurements."""
+    each = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
+    return Line(max(0.0, peaks[1] - each * sizes[1]), each)
+
+
+class _Update(NamedTuple):
+    """Bytes of an update with one batch."""
+
+    weights: int  # of the learner before it, without its buffers
+    gradient: int  # at the peak of computing gradients
+    step: int  # at the peak of the update
+
+
+def _measure_update(plan: Plan, samples: int) -> _Update:
+    """Measure an update with one batch of so many samples."""
+    steps = min(getattr(plan.algo_config, "rollout_steps", 1), _ROLLOUT_STEPS)
+    num_envs = samples // steps
+    config = _small(plan, num_envs, num_envs * steps, steps)
+    made: list[tuple[Learner, batch.EnvState]] = []
+    _, live = measure(plan.device, lambda: made.append(_make(plan, num_envs, config)))
+    learner, envs = made[0]
+    buffers = plan.algo.memory_bytes(config, learner.spec, _stored_bytes(plan.rules, envs.game), num_envs)
+    games = sum(x.nbytes for x in leaves(envs).values())
+    for _ in range(_rows(config)):
+        learner.ingest(_idle(envs.game, num_envs))
+    step = gradient = measure(plan.device, learner.update)[0]
+    if learner.max_micro_batches > 1:
+        peaks: list[int] = []
+        learner.within_memory = lambda compute: _recorded(plan.device, compute, peaks)  # type: ignore[method-assign]
+        learner.update()
+        gradient = max(peaks)
+    learner.close()
+    return _Update(max(0, live - games - sum(buffers.values())), gradient, step)
+
+
+@torch.no_grad()
+def _measure_states(plan: Plan, num_envs: int) -> tuple[int, int]:
+    """Return the bytes at the peak of one step of all environments, and of evaluating one state of each."""
+    rules, device = plan.rules, plan.device
+    learner, envs = _make(plan, num_envs, _small(plan, num_envs, num_envs, 1))
+    spec = learner.spec
+    obs = torch.zeros(num_envs, *spec.obs_shape, dtype=spec.obs_dtype, device=device)
+    legal = torch.ones(num_envs, spec.num_actions, dtype=torch.bool, device=device) if spec.masked else None
+    index, acted = torch.arange(num_envs, device=device), learner.acted
+    policy_input = PolicyInput(obs, legal, learner.key, index, num_envs, acted, acted, learner.progress)
+    learner.before_iteration()
+    learner.select_actions(policy_input)  # the first call on a device may allocate more
+    evaluate = obs.nbytes + measure(device, lambda: learner.select_actions(policy_input))[0]
+    collect = evaluate
+    if not rules.game.ON_CPU:
+        collector = DeviceCollector(rules, learner, envs, plan.backplay, plan.settings.backplay_steps)
+        collect = measure(device, collector.step)[0]
+    learner.close()
+    return collect, evaluate
+
+
+def _make(plan: Plan, num_envs: int, config: Any) -> tuple[Learner, batch.EnvState]:
+    """Return a learner with other options than the plan's, and the environments it was made for."""
+    runtime = fast.runtime(plan.device, plan.precision, fast.Compiler(False, _ignore), plan.run_dir)
+    envs = batch.reset(plan.rules, batch.env_keys(0, torch.arange(num_envs, device=plan.device)))
+    return plan.algo.Learner(plan.rules, config, envs.game, num_envs, 0, runtime), envs
+
+
+def _recorded(device: torch.device, compute: Callable[[], Any], peaks: list[int]) -> Any:
+    """Return compute() and note the peak of it."""
+    results: list[Any] = []
+    peaks.append(measure(device, lambda: results.append(compute()))[0])
+    return results[0]
+
+
+def _small(plan: Plan, num_envs: int, batch_size: int, rollout_steps: int) -> Any:
+    """Return the plan's options of the algorithm for one update with one batch, and next to no replay memory."""
+    small = {
+        "batch_size": batch_size,
+        "rollout_steps": rollout_steps,
+        "epochs": 1,
+        "updates": 1,
+        "learning_starts": 0,
+        "replay": replay.DEFAULT,
+        "replay_capacity": num_envs * 64,
+    }
+    return dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in plan.algo.options})
+
+
+def _rows(config: Any) -> int:
+    """Return how many steps fill a replay memory enough to sample from it; none without one."""
+    return getattr(config, "n_step", 1) + 2 if hasattr(config, "replay") else 0
+
+
+def _idle(state: Any, num_envs: int) -> Transition:
+    """Return a step of all environments in which nothing happens."""
+    device = state[0].device
+    no = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    count, zero = torch.zeros(num_envs, dtype=torch.int32, device=device), torch.zeros(num_envs, device=device)
+    step = Step(zero, no, no, no, map_record(torch.clone, state), Episode(count, count, zero))
+    return Transition(state, torch.zeros(num_envs, dtype=torch.int64, device=device), step)
+
+
+def _stored_bytes(rules: Rules, state: Any) -> int:
+    """Return the bytes of one State, without fields that observations never read."""
+    fields = state._asdict().items()
+    return sum(x.nbytes // len(x) for name, x in fields if name not in rules.game.HIDDEN)
+
+
+def _ignore(message: str) -> None:
+    del message
