@@ -18,9 +18,32 @@ from redline.cli import catalog
 from redline.cli.command import COMMANDS, Request
 from redline.cli.parse import fold, merge_config, parse, read_config, split
 from redline.core.errors import UserError
+from redline.run.run_folder import FORMAT_VERSION
 from redline.run.settings import from_words
 
 SOURCE = Path(__file__).parents[2] / "src"
+IMPOSSIBLE = (
+    "--num-envs 0",
+    "--minutes -1",
+    "--minutes 0",
+    "--steps 0",
+    "--episodes -3",
+    "--seed -1",
+    "--seed 1e15",
+    "--threads 0",
+    "--ring-rows 2",
+    "--accumulate 0",
+    "--time-limit -1",
+    "--eval-episodes -1",
+    "--checkpoint-minutes 0",
+    "--backplay 2",
+    "--backplay-steps 0",
+    "--inference both",
+    "--resume sometimes",
+    "--no-curriculum --curriculum-file phases.json",
+    "--dqn.gamma 0.5 --ppo.gamma 0.5",
+    "--algo dqn --num-envs 0",
+)
 WITHOUT_TORCH = [
     ["--help"],
     ["--version"],
@@ -45,6 +68,20 @@ WITHOUT_TORCH = [
     ["watch", "run", "--gif", "out.mp4"],
     ["completion", "bash"],
     ["completion", "fish"],
+    *(["train", "snake", *words.split()] for words in IMPOSSIBLE),
+    ["eval", "nowhere"],
+    ["eval", "."],
+    ["eval", "run", "--episodes", "0"],
+    ["eval", "run", "--seed", "-1"],
+    ["watch", "nowhere", "--terminal"],
+    ["watch", "run", "--terminal", "--fps", "0"],
+    ["watch", "run", "--terminal", "--games", "0"],
+    ["report", "nowhere"],
+    ["check", "gym:CartPole-v1"],
+    ["bench", "replay", "--env", "gym:CartPole-v1"],
+    ["train", "gym"],
+    ["train", "gym:"],
+    ["train", "gym:CartPole-v1", "--env.kwargs", "3"],
 ]
 PROGRAM = """
 import contextlib, io, json, sys
@@ -81,6 +118,63 @@ def test_help_and_usage_errors_do_not_import_torch(tmp_path: Path) -> None:
         if err:
             (sentence,) = err.splitlines()
             assert sentence.startswith("redline: ")
+
+
+RUN = {"format_version": FORMAT_VERSION, "env": "snake", "algo": "ppo", "env_options": {}, "algo_options": {}}
+# Ctrl-C comes as soon as torch is imported.
+INTERRUPTED = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from redline import cli
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train snake",
+        "train snake --algo dqn --json",
+        "train snake --print-config",
+        "eval run",
+        "watch run --terminal",
+        "watch run --gif a.gif",
+        "bench env",
+        "check snake",
+        "doctor",
+        "list",
+    ],
+)
+def test_the_first_word_comes_before_torch_and_an_interrupt_is_acknowledged(words: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(RUN))
+    program = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        check=False,
+    )
+    assert program.stderr.splitlines() == ["Loading PyTorch…", "redline: Interrupted."]
+    assert (program.returncode, program.stdout) == (130, "")
+    assert os.listdir(tmp_path) == ["run"]
+    assert os.listdir(tmp_path / "run") == ["config.json"]
+
+
+def test_an_interrupt_that_a_library_turned_into_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("the compiler failed") from None
+
+    monkeypatch.setattr(catalog, "registries", convert)
+    assert call("list") == (130, "", "redline: Interrupted.\n")
 
 
 # ---- help

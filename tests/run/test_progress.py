@@ -88,6 +88,37 @@ def test_a_pipe_hears_of_a_long_activity(stream: Stream, monkeypatch: pytest.Mon
     progress.close()
 
 
+def test_a_pipe_is_never_silent_for_long(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DOT_SECONDS", 0.05)
+    with Progress("title", file=stream) as progress:
+        progress.start_activity("Loading", announce=True)
+        wait_for(stream, "Loading…\n...")
+        progress.say("A message.")
+        wait_for(stream, "\nA message.\nLoading…\n..")
+        monkeypatch.setattr(module, "_PLAIN_SECONDS", 0.3)
+        wait_for(stream, ". Loading: 0:0")
+        progress.start_activity("Saving")
+        wait_for(stream, "\nSaving…\n.")
+        progress.start_activity("Training")  # shows records
+        progress.show(RECORD, 0.5, 1.0)
+        shown = stream.getvalue()
+        assert re.search(r"\nsteps 1.23 M .*\n$", shown)
+        time.sleep(0.2)
+        assert stream.getvalue() == shown
+
+
+def test_the_panel_of_a_refused_command_is_erased(terminal: Stream) -> None:
+    def refuse() -> None:
+        with Progress("title", file=terminal) as progress:
+            progress.start_activity("Loading")
+            wait_for(terminal, "Loading")
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        refuse()
+    assert terminal.getvalue().rstrip("\r\n").endswith("\x1b[2K")
+
+
 def test_a_terminal_shows_what_is_done_and_for_how_long(terminal: Stream) -> None:
     progress = Progress("snake · ppo", "foods", file=terminal)
     progress.start_activity("Compiling")

@@ -1,7 +1,8 @@
 """The command line: `redline COMMAND [OPTIONS]`.
 
 Each command is a file in `redline/cli/commands`. Errors that a user can cause are one sentence on standard error,
-`redline: …`, with exit code 2. Help and usage errors appear without importing torch.
+`redline: …`, with exit code 2. Help and usage errors appear without importing torch. Ctrl-C ends a command with one
+sentence and exit code 130; training first writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from redline.cli.command import COMMANDS, by_position
 from redline.cli.parse import parse
 from redline.core.errors import UserError, nearest
 
+INTERRUPTED = 130  # exit code after Ctrl-C
+
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command in `words` (the program's arguments by default) and exit with its code."""
@@ -29,11 +32,15 @@ def main(words: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"redline: {error}", file=sys.stderr)
         code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as interrupt:
+        code = _end_interrupted(interrupt, as_program=words is None)
     except BrokenPipeError:  # the program reading our output has exited, as in `redline list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception as error:  # a library may turn an interrupt into an error of its own
+        if not (behind := _interrupt_behind(error)):
+            raise
+        code = _end_interrupted(behind, as_program=words is None)
     sys.exit(code)
 
 
@@ -54,6 +61,23 @@ def run(words: list[str]) -> int:
         print(help_text.command_help(name, command, rest))
         return 0
     return command.run(parse(name, command, rest))
+
+
+def _interrupt_behind(error: BaseException) -> BaseException | None:
+    """Return the KeyboardInterrupt that led to an error, None where there is none."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _end_interrupted(interrupt: BaseException, as_program: bool) -> int:
+    """Acknowledge Ctrl-C and return the exit code. A program ends here, without waiting for threads still at work."""
+    after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal has shown ^C
+    print(f"{after_echo}redline: {str(interrupt) or 'Interrupted.'}", file=sys.stderr, flush=True)
+    if as_program:
+        os._exit(INTERRUPTED)
+    return INTERRUPTED
 
 
 def _version() -> str:

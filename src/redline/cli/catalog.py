@@ -63,6 +63,8 @@ def env_options(name: str) -> tuple[Option, ...]:
     """Return the options (--env.*) of an environment; UserError where there is none of this name."""
     kind = cpu_kinds().get(name.partition(":")[0])
     if kind:
+        if kind.spelling.endswith(":ID") and not name.removeprefix(f"{kind.prefix}:").removeprefix(kind.prefix):
+            raise UserError(f"'{name}' names no environment; give its id, as in {kind.prefix}:CartPole-v1.")
         return schema.read_options(*kind.config)
     module = GAMES.locate(name)
     if module is None:

@@ -7,15 +7,19 @@ and everything that needs it inside their `run` function, so that help and usage
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redline.cli import schema
 from redline.cli.schema import Option
 from redline.core.errors import UserError
 from redline.core.registry import Registry, defines
 from redline.run.options import build
+
+if TYPE_CHECKING:
+    from redline.run.progress import Progress
 
 T = TypeVar("T")
 
@@ -53,6 +57,25 @@ class Command:
 def options_of(kind: type) -> Callable[[], tuple[Option, ...]]:
     """Return a function that reads the options of a dataclass from its source."""
     return lambda: schema.read_options(kind.__module__, kind.__qualname__)
+
+
+def check_least(options: Any, **minima: float) -> None:
+    """Raise UserError for an option below its minimum."""
+    for name, least in minima.items():
+        if (value := getattr(options, name)) < least:
+            raise UserError(f"{name} is {value:g}; expected at least {least:g}.")
+
+
+def show_progress(title: str, activity: str = "Loading PyTorch", erase: bool = False) -> Progress:
+    """Return the display of what a command is doing, at first of loading torch. Enter it before importing torch.
+
+    erase: remove the panel from a terminal at the end.
+    """
+    from redline.run.progress import Progress
+
+    progress = Progress(title, erase=erase)
+    progress.start_activity(activity, announce="torch" not in sys.modules)
+    return progress
 
 
 def _build(name: str, module: Any) -> Command:

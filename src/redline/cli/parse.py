@@ -110,6 +110,8 @@ def _check_group(group: str, options: tuple[Option, ...], words: Mapping[str, An
         first, dot, _ = name.partition(".")
         if dot and first in known and known[first].is_mapping:
             continue  # --env.kwargs.NAME: the environment itself knows which names it takes
+        if name in known and known[name].is_mapping and isinstance(word, str):
+            raise UserError(f"{group}.{name} needs a name: give --{group}.{name}.NAME VALUE for each.")
         if name in known:
             _check_value(known[name], word, f"{group}.{name}")
         elif known:  # else the module's options cannot be read from source: importing it will tell

@@ -110,8 +110,6 @@ def load_agent(run_dir: Path, device: str = "auto", trust: bool = False) -> Agen
 
     trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
     """
-    if not run_dir.is_dir():
-        raise UserError(f"There is no run folder {run_dir}; train one with redline train.")
     config = read_config(run_dir)
     check_trust(run_dir, config, trust)
     try:

@@ -29,7 +29,7 @@ def opening_lines(plan: Plan) -> list[str]:
         lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
         lines.append(
-            "Compiling; this takes longest the first time on a machine, and the time does not count as training."
+            "Compiling: usually 20 to 90 seconds, longest the first time on a machine; they do not count as training."
         )
     return lines
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from redline.core import random
+from redline.run.settings import MAX_SEED as MAX_SEED
 
 HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
-MAX_SEED = 2**46  # training seeds end here
 
 # Observations (N, …) and legal actions (N, A) bool, None where all actions are legal -> actions (N,) int64.
 Policy = Callable[[Tensor, Tensor | None], Tensor]

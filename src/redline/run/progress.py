@@ -1,4 +1,4 @@
-"""Progress on standard error: a live panel on a terminal, plain lines in a pipe."""
+"""Progress on standard error: a live panel on a terminal, plain lines in a pipe. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
-import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    import torch
+
 _PLAIN_SECONDS = 10.0  # between two plain lines
+_DOT_SECONDS = 2.0  # between two dots in a pipe, which show that an activity without records goes on
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40  # characters of a sparkline
 _BAR_WIDTH = 40
@@ -70,6 +73,8 @@ def device_use(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         process = _this_process(os.getpid())
         return {"memory_gb": process.memory_info().rss / 2**30, "cpu_percent": process.cpu_percent()}
+    import torch
+
     use = {"memory_gb": torch.cuda.memory_reserved(device) / 2**30}
     with contextlib.suppress(Exception):  # no NVML bindings, or a driver without figures: leave it out
         use["gpu_percent"] = float(torch.cuda.utilization(device))
@@ -93,38 +98,65 @@ class Progress:
     """Messages, the current activity and log records.
 
     On a terminal a panel shows title, activity, progress bar with the time left, score and figures; messages stand above
-    it. In a pipe a record is a line every ten seconds, and so is the time of an activity that shows no records.
+    it. In a pipe a record is a line every ten seconds, and so is the time of an activity that shows no records, with a dot
+    every two seconds in between. As a context manager it closes at the end and erases the panel after an exception.
     """
 
-    def __init__(self, title: str, score_name: str, phases: int = 0, file: TextIO | None = None) -> None:
-        """phases: of the curriculum, 0 without one. file: to write to, standard error by default."""
-        self.title, self.score_name, self.phases = title, score_name, phases
+    def __init__(
+        self, title: str, score_name: str = "score", phases: int = 0, file: TextIO | None = None, erase: bool = False
+    ) -> None:
+        """Arguments as of `describe`. file: to write to, standard error by default. erase: remove the panel at the end."""
+        self._erase = erase
         self.console = _Console(file=file or sys.stderr, highlight=False)
+        self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
         self._fraction: float | None = None  # of the current activity, None: unknown
         self._detail = ""  # of the activity: time left, or a count
         self._scores: list[float] = []
         self._figures: dict[str, str] = {}
-        self._last_line = -_PLAIN_SECONDS
+        self._last_line = self._last_sign = -_PLAIN_SECONDS  # when a line, and a line or dot, was written
+        self._lock = threading.RLock()  # of the line of dots; a signal handler may write while the main thread does
+        self._dots = 0  # at the end of what was written
+        self._said = ""  # the last line
         self._closed = threading.Event()
         self._live: Live | None = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
+            # Printing to the same terminal must pass through the panel; standard output elsewhere must not.
+            shared = bool(sys.stdout) and sys.stdout.isatty()
             self._live = Live(
-                console=self.console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=False
+                console=self.console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=shared
             )
             self._live.start()
         else:
             threading.Thread(target=self._report_activity, name="progress", daemon=True).start()
 
+    def describe(self, title: str, score_name: str, phases: int) -> None:
+        """Set the title, the name of the score in log records and the phases of the curriculum, 0 without one."""
+        self.title, self.score_name, self.phases = title, score_name, phases
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._erase |= kind is not None
+        self.close()
+
     def say(self, text: str) -> None:
         """Print a message."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        with self._lock:
+            if self._dots:
+                self.console.print()
+                self._dots = 0
+            self._said, self._last_sign = text, time.monotonic()
+            self.console.print(text, soft_wrap=True, markup=False)
 
-    def start_activity(self, name: str) -> None:
-        """Show from now on what is being done, with the time it takes."""
+    def start_activity(self, name: str, announce: bool = False) -> None:
+        """Show from now on what is being done, with the time it takes. announce: print the name in a pipe, too."""
         self._activity, self._activity_started = name, time.monotonic()
         self._fraction, self._detail = None, ""
         self._last_line = time.monotonic() if name != "Training" else -_PLAIN_SECONDS
+        if announce and self._live is None:
+            self.say(f"{name}…")
 
     def count(self, done: int, total: int, unit: str) -> None:
         """Show how much of the activity is done."""
@@ -143,9 +175,14 @@ class Progress:
             self.say("  ".join(f"{name} {value}" for name, value in self._figures.items()))
 
     def close(self) -> None:
-        """Stop refreshing; the panel stays as it is."""
+        """Stop refreshing; the panel stays as it is, unless it is to be erased."""
         self._closed.set()
+        with self._lock:
+            if self._dots:
+                self.console.print()
+                self._dots = 0
         if self._live:
+            self._live.transient = self._erase
             self._live.stop()
             self._live = None
 
@@ -198,11 +235,24 @@ class Progress:
         return Group(*lines)
 
     def _report_activity(self) -> None:
-        """In a pipe: a line every ten seconds about an activity that shows no records."""
-        while not self._closed.wait(1.0):
-            if self._activity and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
-                elapsed = time.monotonic() - self._activity_started
-                if self._activity != "Training":
-                    self._last_line = time.monotonic()
+        """In a pipe: a dot every two seconds and a line every ten about an activity that shows no records."""
+        while not self._closed.wait(min(_DOT_SECONDS, _PLAIN_SECONDS) / 4 or 0.01):
+            now = time.monotonic()
+            with self._lock:
+                if not self._activity or self._activity == "Training" or self._closed.is_set():
+                    continue
+                if now - self._last_line >= _PLAIN_SECONDS:
+                    self._last_line = self._last_sign = now
+                    self._said = self._activity
                     detail = f", {self._detail}" if self._detail else ""
-                    self.say(f"{self._activity}: {duration(elapsed)} so far{detail}.")
+                    text = f"{self._activity}: {duration(now - self._activity_started)} so far{detail}."
+                    self.console.print(f"{' ' * bool(self._dots)}{text}", soft_wrap=True, markup=False)
+                    self._dots = 0
+                elif now - self._last_sign >= _DOT_SECONDS:
+                    if not self._said.startswith(self._activity):  # dots of what?
+                        self.say(f"{self._activity}…")
+                        continue
+                    self._last_sign = now
+                    self._dots += 1
+                    self.console.print(".", end="")
+                    self.console.file.flush()

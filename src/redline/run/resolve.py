@@ -23,21 +23,10 @@ from redline.recipes import Setting
 from redline.recipes.recipe import RUN_SETTINGS, Recipe
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
-from redline.run.evaluate import MAX_SEED
 from redline.run.memory import fit_replay
 from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
-_MINIMA = {
-    "num_envs": 1,
-    "accumulate": 1,
-    "eval_episodes": 0,
-    "seed": 0,
-    "backplay_steps": 1,
-    "publish": 0,
-    "staged_rows": 0,
-}
-_MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
 
 
@@ -46,6 +35,7 @@ def resolve(settings: Settings) -> Plan:
 
     Device `auto` is the first GPU here; `device_choice.decide` measures whether the CPU is faster.
     """
+    settings.check()
     game = load_game(settings.env)
     if game.ON_CPU:
         game.check_installed()  # type: ignore[attr-defined]
@@ -59,7 +49,6 @@ def resolve(settings: Settings) -> Plan:
     rules, from_env = _build_rules(settings, game, recommended)
     num_envs = _requested_or(settings.num_envs, recommended["num_envs"])
     backplay = _choose_backplay(settings, game, recommended)
-    _validate(settings, num_envs.value, backplay.value)
     run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
     algo_config, from_algo = _build_algo_config(
         settings, algo, requested, recommended, num_envs.value, rules, device, run_dir
@@ -247,26 +236,6 @@ def _choose_backplay(settings: Settings, game: Game, recommended: Mapping[str, S
     return _requested_or(settings.backplay, recommended.get("backplay", default))
 
 
-def _validate(settings: Settings, num_envs: int, backplay: float) -> None:
-    """Raise UserError for a value out of range, with the option's name."""
-    for name, least in _MINIMA.items():
-        value = num_envs if name == "num_envs" else getattr(settings, name)
-        if value < least:
-            raise UserError(f"{name} is {value}; expected at least {least}.")
-    if settings.seed >= MAX_SEED:
-        raise UserError(
-            f"seed is {settings.seed}; expected 0 to {MAX_SEED - 1:,}: larger seeds are held out for evaluation."
-        )
-    if settings.ring_rows < 0 or 0 < settings.ring_rows < _MIN_RING:
-        raise UserError(f"ring_rows is {settings.ring_rows}; expected at least {_MIN_RING}, or 0 for automatic.")
-    for name in ("steps", "episodes", "minutes", "threads", "interop_threads", "checkpoint_minutes", "log_seconds"):
-        value = getattr(settings, name)
-        if value is not None and value <= 0:
-            raise UserError(f"{name} is {value}; expected a number above 0.")
-    if not 0 <= backplay < 1:
-        raise UserError(f"backplay is {backplay}; expected a number from 0 to below 1.")
-
-
 # ---- how to run
 
 
@@ -301,8 +270,6 @@ def _choose_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tupl
             raise UserError(
                 f"curriculum_file is given, but options of {settings.env} cannot change while it is played."
             )
-        if settings.curriculum is False:
-            raise UserError("Both curriculum_file and no-curriculum are given; drop one of them.")
         return Curriculum(read_phases(settings.curriculum_file), rules), requested
     if settings.curriculum is False:
         return None, requested
@@ -363,8 +330,6 @@ def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs:
 
 
 def _choose_inference(settings: Settings, machine: Hardware, actors: Setting) -> Setting:
-    if settings.inference not in ("auto", "actors", "central"):
-        raise UserError(f"inference is '{settings.inference}'; expected auto, actors or central.")
     if settings.inference != "auto":
         return Setting(settings.inference, "", REQUESTED)
     if machine.kind == "cpu" and actors.value >= machine.cores:

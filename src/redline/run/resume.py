@@ -29,6 +29,8 @@ def check_run_folder(plan: Plan) -> list[str]:
                 f"{plan.run_dir} holds a run of {before['env']} with {before['algo']}, not of {plan.settings.env} with "
                 f"{plan.settings.algo}; name another folder with --run-dir."
             )
+    if not any((plan.run_dir / "checkpoints").glob("*ckpt-*")):  # damaged ones count; without any, nothing was trained
+        return []
     changed = _changed_options(plan, before)
     fixed = {name: change for name, change in changed.items() if name in plan.algo.RESUME_FIXED}
     differences = _changed_identity(plan, before)

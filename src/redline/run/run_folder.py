@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from redline.core.errors import StorageError, UserError
+from redline.core.errors import StorageError, UserError, nearest
 from redline.run import wandb_log
 from redline.run.metric_names import to_scalars
 
@@ -109,6 +109,10 @@ def read_json(path: Path) -> Any:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config.json of a run; a folder without one is not a run."""
     path = run_dir / CONFIG
+    if not run_dir.is_dir():
+        folders = [str(config.parent) for config in Path("runs").glob(f"*/{CONFIG}")]
+        hint = nearest(str(Path("runs") / run_dir.name), folders) or "; train one with redline train."
+        raise UserError(f"There is no run folder {run_dir}{hint}")
     try:
         record = read_json(path)
     except FileNotFoundError:
@@ -116,7 +120,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             f"{run_dir} is not a run folder: there is no config.json in it. Train one with redline train."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise StorageError(f"{path} could not be read ({error}); restore it or train into another folder.") from error
+        why = reason(error) if isinstance(error, OSError) else "it is not valid JSON"
+        raise StorageError(f"{path} could not be read: {why}; restore it or train into another folder.") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in _CONFIG_TYPES.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
     version = record.get("format_version", 1)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from redline.core.errors import UserError
 from redline.run import options
 
 DEFAULT_MINUTES = 3.0
+MAX_SEED = 2**46  # training seeds end here; larger ones are those of evaluation
+_MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0}
+_MINIMA |= {"backplay_steps": 1, "publish": 0, "staged_rows": 0}
+_ABOVE_ZERO = ("steps", "episodes", "minutes", "threads", "interop_threads", "checkpoint_minutes", "log_seconds")
+_MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
 # Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
 ALGO_SHORTHANDS = ("batch_size", "n_step", "train_every", "replay", "replay_capacity", "prioritized")
 
@@ -70,6 +76,33 @@ class Settings:
     env_options: dict[str, Any] = field(default_factory=dict)  # --env.*
     algo_options: dict[str, Any] = field(default_factory=dict)  # --dqn.* and so on
 
+    def check(self) -> None:
+        """Raise UserError for a value that is impossible whatever the environment and the machine."""
+        for name, least in _MINIMA.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}; expected at least {least}.")
+        if self.seed >= MAX_SEED:
+            raise UserError(
+                f"seed is {self.seed}; expected 0 to {MAX_SEED - 1:,}: larger seeds are held out for evaluation."
+            )
+        for name in _ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"{name} is {value}; expected a number above 0.")
+        if self.ring_rows < 0 or 0 < self.ring_rows < _MIN_RING:
+            raise UserError(f"ring_rows is {self.ring_rows}; expected at least {_MIN_RING}, or 0 for automatic.")
+        if self.backplay is not None and not 0 <= self.backplay < 1:
+            raise UserError(f"backplay is {self.backplay}; expected a number from 0 to below 1.")
+        if self.time_limit < 0:
+            raise UserError(f"time_limit is {self.time_limit}; expected 0 (none) or a number of steps.")
+        if self.inference not in ("auto", "actors", "central"):
+            raise UserError(f"inference is '{self.inference}'; expected auto, actors or central.")
+        if self.resume not in ("auto", "must", "never") and not Path(self.resume).is_dir():
+            raise UserError(f"resume is '{self.resume}'; expected auto, must, never or the folder of a checkpoint.")
+        if self.curriculum_file is not None and self.curriculum is False:
+            raise UserError("Both curriculum_file and no-curriculum are given; drop one of them.")
+
 
 def from_words(env: str, words: dict[str, Any]) -> Settings:
     """Return Settings from option names and words, `env.*` and the algorithm's options among them."""
@@ -77,8 +110,8 @@ def from_words(env: str, words: dict[str, Any]) -> Settings:
 
     algo = words.get("algo", Settings.algo)
     algo = _algo_of(words) if algo == "auto" else algo
-    if algo != "auto":
-        algos.load(algo)  # raises UserError if there is no such algorithm
+    if algo != "auto" and algos.registry.locate(algo) is None:
+        algos.load(algo)  # a module from outside, or UserError
     plain, groups = split_groups(words, algo)
     plain = {"env": env} | plain | ({} if algo == "auto" else {"algo": algo})
     for name in ("env_options", "algo_options"):

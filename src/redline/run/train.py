@@ -38,28 +38,32 @@ class Run:
     result: dict[str, Any]
 
 
-def train(settings: Settings) -> Run:
-    """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs."""
-    if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    plan = thread_choice.decide(settings)
-    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    prepare_run_dir(plan.run_dir)
-    progress = Progress(
-        f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
-        plan.rules.game.spec(plan.rules.config).score_name,
-        len(plan.curriculum.phases) if plan.curriculum else 0,
-    )
-    try:
-        with RunLock(plan.run_dir, notify=progress.say) as lock:
-            torch.use_deterministic_algorithms(deterministic or settings.deterministic)
-            return _train(plan, lock, progress)
-    except torch.OutOfMemoryError as error:
-        raise _out_of_memory(plan) from error
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        torch.set_num_threads(threads)  # a session uses the plan's
-        progress.close()
+def train(settings: Settings, progress: Progress | None = None) -> Run:
+    """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs.
+
+    progress: where to show it; closed at the end.
+    """
+    with progress or Progress(settings.env) as progress:
+        if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        progress.start_activity("Choosing settings")
+        plan = thread_choice.decide(settings)
+        deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+        prepare_run_dir(plan.run_dir)
+        progress.describe(
+            f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
+            plan.rules.game.spec(plan.rules.config).score_name,
+            len(plan.curriculum.phases) if plan.curriculum else 0,
+        )
+        try:
+            with RunLock(plan.run_dir, notify=progress.say) as lock:
+                torch.use_deterministic_algorithms(deterministic or settings.deterministic)
+                return _train(plan, lock, progress)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(plan) from error
+        finally:
+            torch.use_deterministic_algorithms(deterministic)
+            torch.set_num_threads(threads)  # a session uses the plan's
 
 
 def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
@@ -87,7 +91,10 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
         result = trainer.result(stopped_by)
         write_json(plan.run_dir / RESULT, result)  # before the evaluation, which may be interrupted
         if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
-            result |= final_evaluation.evaluate_session(plan, session, progress)
+            try:
+                result |= final_evaluation.evaluate_session(plan, session, progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("Interrupted in the evaluation: the agent is saved, without a score.") from None
             write_json(plan.run_dir / RESULT, result)
             if hint := final_evaluation.sampling_hint(plan, result, trainer.last_score):
                 progress.say(hint)
@@ -129,14 +136,15 @@ class Trainer:
         """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
         plan, session, saved_at, chunk = self.plan, self.session, time.monotonic(), 1
         self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
-        with StopSignals() as signals:
+        with StopSignals(self.progress.say) as signals:
             stopped_by = self.budget.reached(*self._used())
             while not stopped_by:
                 # One step: play and learn for about a second. With tensor games nothing here waits for the device.
                 session.progress = min(self.budget.progress(*self._used()), 1.0)
                 before = time.monotonic(), session.env_steps, session.updates
                 try:
-                    session.iterate(self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration))
+                    with signals.nothing_to_save(self.first_update is None):
+                        session.iterate(self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration))
                 except ActorsLost as error:  # everything learned until now is saved
                     self.progress.say(str(error))
                     stopped_by = "actors"

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 from redline.cli import catalog
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, options_of, show_progress
 from redline.cli.parse import fold
 from redline.core.errors import UserError, nearest
+from redline.run.options import build
+from redline.run.run_folder import write_json
+from redline.run.settings import split_groups
 from redline.tools.bench_options import BenchOptions, BenchRequest
 
 KINDS = ("env", "train", "replay", "collect")  # measured without a name
@@ -34,17 +37,10 @@ def run(request: Request) -> int:
             raise UserError(
                 f"There is no benchmark '{kind}'{nearest(kind, kinds) or '.'} Benchmarks: {', '.join(kinds)}."
             )
-    from redline.run.options import build
-    from redline.run.run_folder import write_json
-    from redline.run.settings import split_groups
-    from redline.tools import bench
-    from redline.tools.bench_collect import bench_collect
-    from redline.tools.bench_replay import bench_replay
-    from redline.tools.bench_switches import bench_switches
-
-    measure = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
-    measure[_SWITCHES] = bench_switches
     env, algo = target(request)
+    on_cpu = env.partition(":")[0] in catalog.cpu_kinds()
+    if on_cpu and "replay" in named:
+        raise UserError(f"redline bench replay measures the memory of tensor games, and {env} is a CPU environment.")
     plain, groups = split_groups(fold(request.options), algo)
     options = build(BenchOptions, plain, "")
     bench_request = BenchRequest(
@@ -52,8 +48,16 @@ def run(request: Request) -> int:
         env_options=groups["env"],
         algo_options=groups[catalog.group_of(algo)],
     )
+    with show_progress("bench", erase=True):
+        from redline.tools import bench
+        from redline.tools.bench_collect import bench_collect
+        from redline.tools.bench_replay import bench_replay
+        from redline.tools.bench_switches import bench_switches
+
+    measure = {"env": bench.bench_env, "train": bench.bench_train, "replay": bench_replay, "collect": bench_collect}
+    measure[_SWITCHES] = bench_switches
     record = bench.describe_machine(options.device)
-    for kind in named or KINDS:
+    for kind in named or [kind for kind in KINDS if not (on_cpu and kind == "replay")]:
         record[kind] = measure[kind](bench_request, sys.stderr if request.json else sys.stdout)
     if options.out:
         write_json(Path(options.out), record)

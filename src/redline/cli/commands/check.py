@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from redline.cli import catalog
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, options_of, show_progress
+from redline.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,13 @@ def run(request: Request) -> int:
     """Print the outcome of every check as soon as it has run; exit code 1 where the game breaks the contract."""
     options, name = request.build(CheckOptions), request.arguments[0]
     catalog.env_options(name)  # a missing module is an error of its own
-    from redline.testing import check_game
+    if name.partition(":")[0] in catalog.cpu_kinds():
+        raise UserError(
+            f"redline check runs the contract of tensor games, and {name} is a CPU environment; Gymnasium's own "
+            "gymnasium.utils.env_checker.check_env checks one."
+        )
+    with show_progress(f"check {name}", erase=True):
+        from redline.testing import check_game
 
     show = None if request.json else functools.partial(print, flush=True)
     report = check_game(name, options.oracle, options.compiled, show=show)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from redline.cli import catalog
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, options_of, show_progress
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ def run(request: Request) -> int:
     catalog.env_options(options.env)
     if options.algo != "auto":
         catalog.algorithm_options(options.algo)
-    from redline.tools.doctor import examine, report
+    with show_progress("doctor", erase=True) as progress:
+        from redline.tools.doctor import examine, report
 
-    findings = examine(**asdict(options))
+        progress.start_activity("Examining the machine")
+        findings = examine(**asdict(options))
     if request.json:
         request.print_json(findings)
     else:

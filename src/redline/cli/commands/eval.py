@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, check_least, options_of, show_progress
 from redline.core.errors import StorageError
+from redline.run.run_folder import read_config, write_json
 
 
 @dataclass(frozen=True)
@@ -22,34 +23,34 @@ class EvalOptions:
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
+    def __post_init__(self) -> None:
+        check_least(self, episodes=1, max_steps=0, seed=0)
+
 
 def run(request: Request) -> int:
     """Evaluate every run on the same games, store each result in its run folder and print them."""
-    from redline.run.agent import load_agent
-    from redline.run.compare import evaluate_runs
-    from redline.run.progress import Progress
-    from redline.run.run_folder import write_json
-    from redline.tools.wording import comparison, evaluation
+    options, folders = request.build(EvalOptions), [Path(run) for run in request.arguments]
+    for folder in folders:
+        read_config(folder)
+    with show_progress(" · ".join(request.arguments)) as screen:
+        from redline.run.agent import load_agent
+        from redline.run.compare import evaluate_runs
+        from redline.tools.wording import comparison, evaluation
 
-    options = request.build(EvalOptions)
-    agents = [load_agent(Path(run), options.device, options.trust) for run in request.arguments]
-    spec = agents[0].rules.game.spec(agents[0].rules.config)
-    screen = Progress(" · ".join(request.arguments), spec.score_name)
-    screen.start_activity("Evaluating")
-    total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")
+        agents = [load_agent(folder, options.device, options.trust) for folder in folders]
+        spec = agents[0].rules.game.spec(agents[0].rules.config)
+        screen.start_activity("Evaluating")
+        total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")
 
-    def progress(number: int, done: int) -> None:
-        of_runs = f", run {number + 1} of {len(agents)}" if len(agents) > 1 else ""
-        screen.count(done, total, f"{unit}{of_runs}")
+        def progress(number: int, done: int) -> None:
+            of_runs = f", run {number + 1} of {len(agents)}" if len(agents) > 1 else ""
+            screen.count(done, total, f"{unit}{of_runs}")
 
-    budget = options.max_steps, options.sample
-    try:
+        budget = options.max_steps, options.sample
         if len(agents) > 1:
             result = evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
         else:
             result = agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
-    finally:
-        screen.close()
     for agent, record in zip(agents, result.get("runs", [result]), strict=True):
         try:
             write_json(agent.path / "eval.json", record)

@@ -6,14 +6,15 @@ import importlib
 from typing import Any
 
 from redline.cli import catalog, schema
-from redline.cli.command import Command, Request
+from redline.cli.command import Command, Request, show_progress
 
 
 def run(request: Request) -> int:
     """Print every registered member with the first line of its module's docstring, and those that fail with a reason."""
     sections = {title: _members(registry) for title, registry in catalog.registries().items()}
     environments = {kind.spelling: schema.summary(kind.module) for kind in catalog.cpu_kinds().values()}
-    failures = {title: _failures(registry.package) for title, registry in catalog.registries().items()}
+    with show_progress("list", erase=True):
+        failures = {title: _failures(registry.package) for title, registry in catalog.registries().items()}
     if request.json:
         record: dict[str, Any] = {title: list(members) for title, members in sections.items()}
         request.print_json(record | {"environments": list(environments), "failures": failures})

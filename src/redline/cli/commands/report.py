@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, options_of, show_progress
 from redline.core.errors import UserError
+from redline.run.run_folder import read_config
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,14 @@ class ReportOptions:
 
 def run(request: Request) -> int:
     """Write the report and print the paths of its files."""
-    from redline.tools.report import write_report
-
     runs = [Path(run) for run in request.arguments]
     out = request.build(ReportOptions).out
-    report = write_report(runs, Path(out) if out else runs[0] if len(runs) == 1 else Path("report"))
+    for run in runs:
+        read_config(run)
+    with show_progress("report", "Reading and drawing", erase=True):
+        from redline.tools.report import write_report
+
+        report = write_report(runs, Path(out) if out else runs[0] if len(runs) == 1 else Path("report"))
     for note in report["notes"]:
         print(note, file=sys.stderr)
     if request.json:

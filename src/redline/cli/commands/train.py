@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from redline.cli import catalog, schema
-from redline.cli.command import Command, Request
+from redline.cli.command import Command, Request, show_progress
 from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
 from redline.run.options import parse_value
+from redline.run.settings import from_words
 
 _GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
 _BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
@@ -47,10 +48,12 @@ def run(request: Request) -> int:
     merged = merge_config("train", COMMAND, request)
     if parse_value(bool, str(merged.options.pop("print_config", False)), "print_config"):
         return print_config(merged)
-    from redline.run.settings import from_words
-    from redline.run.train import EXIT_CODES, train
+    settings = from_words(merged.arguments[0], fold(merged.options))
+    settings.check()
+    with show_progress(settings.env) as progress:
+        from redline.run.train import EXIT_CODES, train
 
-    result = train(from_words(merged.arguments[0], fold(merged.options))).result
+        result = train(settings, progress).result
     if request.json:
         request.print_json(result)
     else:
@@ -60,11 +63,14 @@ def run(request: Request) -> int:
 
 def print_config(request: Request) -> int:
     """Print the plan of a request as TOML, or with --json as config.json records it."""
-    from redline.run.config_file import plan_to_toml
-    from redline.run.settings import from_words
-    from redline.run.thread_choice import decide
+    settings = from_words(request.arguments[0], fold(request.options))
+    settings.check()
+    with show_progress(settings.env) as progress:
+        from redline.run.config_file import plan_to_toml
+        from redline.run.thread_choice import decide
 
-    plan = decide(from_words(request.arguments[0], fold(request.options)))
+        progress.start_activity("Choosing settings")
+        plan = decide(settings)
     if request.json:
         request.print_json(plan.describe())
     else:

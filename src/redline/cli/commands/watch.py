@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.cli.command import Command, Request, options_of
+from redline.cli.command import Command, Request, check_least, options_of, show_progress
 from redline.core.errors import UserError
+from redline.run.run_folder import read_config
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class WatchOptions:
     device: str = "cpu"  # where the network runs: cpu, cuda, cuda:N, mps
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
+    def __post_init__(self) -> None:
+        check_least(self, seed=0, games=1, max_steps=1)
+        if self.fps <= 0:
+            raise UserError(f"fps is {self.fps:g}; expected more than 0 frames per second.")
+
 
 def run(request: Request) -> int:
     """Play in the terminal, into a GIF, or both."""
@@ -33,15 +39,20 @@ def run(request: Request) -> int:
         raise UserError(f"gif is '{options.gif}'; watch writes GIF files only: give a name that ends in .gif.")
     if options.gif and not (folder := Path(options.gif).parent).is_dir():
         raise UserError(f"gif is '{options.gif}', but there is no folder {folder}; create it first.")
-    from redline.run.agent import load_agent
-    from redline.run.evaluate import HELD_OUT
-    from redline.tools.watch import play_terminal, record_gif
+    folder = Path(request.arguments[0])
+    read_config(folder)
+    with show_progress(str(folder), erase=True) as progress:
+        from redline.run.agent import load_agent
+        from redline.run.evaluate import HELD_OUT
+        from redline.tools.watch import play_terminal, record_gif
 
-    agent = load_agent(Path(request.arguments[0]), options.device, options.trust)
-    seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
+        agent = load_agent(folder, options.device, options.trust)
+        seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
+        if options.gif:
+            progress.start_activity("Recording")
+            path = Path(options.gif)
+            results = [record_gif(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
     if options.gif:
-        path = Path(options.gif)
-        results = [record_gif(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
         print(f"{path}: {results[0].length} steps, score {results[0].score:g}, {results[0].outcome}", file=sys.stderr)
     if options.terminal:
         out = sys.stderr if request.json else sys.stdout
