@@ -464,7 +464,7 @@ WRONG = {
     "doctor --algo zzzz": "There is no algorithm 'zzzz'",
     "doctor --env.width 5": "redline doctor has no option --env.width; did you mean '--env'?",
     "bench envv": "There is no benchmark 'envv'; did you mean 'env'?",
-    "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train, replay, collect.",
+    "bench zzzz": "There is no benchmark 'zzzz'. Benchmarks: env, train, replay, collect, switches.",
     "bench train --ppo.epochs 3": "There is no option group ppo.*; with --algo dqn there are env.* and dqn.*.",
     "bench env --game 5": "redline bench has no option --game; did you mean '--games'?",
     "bench env --env snak": "There is no game 'snak'; did you mean 'snake'?",
