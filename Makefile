@@ -41,8 +41,7 @@ lint: .venv/.test-installed
 	@$(BIN)/mypy
 
 bench: .venv/.test-installed
-	@$(BIN)/redline bench env
-	@$(BIN)/redline bench train
+	@$(BIN)/redline bench --out bench.json
 	@$(BIN)/python bench/peers.py
 
 # Generated pages: docs/benchmarks.md from bench/results/*.json.

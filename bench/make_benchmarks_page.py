@@ -1,6 +1,7 @@
 """Make docs/benchmarks.md from bench/results/*.json: `python bench/make_benchmarks_page.py [--check]`.
 
-Every result file has an extractor below, named in EXTRACTORS, which turns it into rows. A row takes its commit, date and
+Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out` are
+called bench-*.json and share one. A row takes its commit, date and
 hardware from the record it stands in, or from the file. `--check` writes nothing and fails if the page is out of date.
 """
 
@@ -295,7 +296,8 @@ def _collect(figures: Record, env: str, record: Record) -> Iterator[Row]:
     for key, what in names.items():
         if key in figures:
             speed = figures[key]["frames"] if isinstance(figures[key], dict) else figures[key]
-            yield Row(COLLECTING, f"{env}: {what}", f"{quantity(speed)} frames/s", record)
+            result = with_spread(speed, "frames/s") if isinstance(speed, dict) else f"{quantity(speed)} frames/s"
+            yield Row(COLLECTING, f"{env}: {what}", result, record)
 
 
 def rings(file: Record) -> Iterator[Row]:
@@ -305,6 +307,36 @@ def rings(file: Record) -> Iterator[Row]:
             COLLECTING, f"CartPole's transitions from two processes: {what}", f"{quantity(speeds[key])} transitions/s"
         )
     yield from _collect(file["cartpole"], "CartPole", file["cartpole"])
+
+
+def with_spread(figure: Record, unit: str) -> str:
+    """Return a figure of `redline bench`: median, range of the repeats, and use of the device where it was measured."""
+    text = f"{quantity(figure['value'])} {unit} ({span([figure['low'], figure['high']], quantity)})"
+    use = [
+        f"{kind} {figure[key]:.0f} %" for kind, key in (("GPU", "gpu_percent"), ("CPU", "cpu_percent")) if key in figure
+    ]
+    memory = [f"{figure['peak_bytes'] / 2**30:.2g} GB"] if "peak_bytes" in figure else []
+    return ", ".join([text, *use, *memory])
+
+
+def bench_tables(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that `redline bench --out` wrote."""
+    for kind in ("env", "train"):
+        table = file.get(kind, {"rows": ()})
+        for row in table["rows"]:
+            way, figure = [(way, figure) for way, figure in row.items() if isinstance(figure, dict)][-1]
+            learner = "alone" if kind == "env" else f"with {table['algo'].upper()}"
+            what = f"`redline bench {kind}`: {table['env']} {learner}, {way}, {row['games']:,} games"
+            yield Row(SPEED, what, with_spread(figure, "env-steps/s"))
+    for row in file.get("replay", {"rows": ()})["rows"]:
+        sampling = "prioritized" if row["prioritized"] else "uniform"
+        held = f"{row['stored']}, {row['where']}, {quantity(file['replay']['capacity'])} transitions"
+        for size, figure in row.items():
+            if isinstance(figure, dict):
+                what = f"`redline bench replay`: {held}, {sampling}, batch {int(size):,}"
+                yield Row(REPLAY, what, with_spread(figure, "samples/s"))
+    if "collect" in file:
+        yield from _collect(file["collect"], file["collect"]["env"], file)
 
 
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
@@ -341,10 +373,11 @@ def page(results: Path = RESULTS) -> str:
     """Return the text of docs/benchmarks.md."""
     tables: dict[str, list[str]] = {section: [] for section in INTRODUCTION}
     for path in sorted(results.glob("*.json")):
-        if path.stem not in EXTRACTORS:
+        extract = bench_tables if path.stem.startswith("bench-") else EXTRACTORS.get(path.stem)
+        if extract is None:
             raise SystemExit(f"{path} has no extractor; add one to EXTRACTORS in {Path(__file__).name}.")
         file = json.loads(path.read_text(encoding="utf-8"))
-        for row in EXTRACTORS[path.stem](file):
+        for row in extract(file):
             values = (str(row.record.get(key, file.get(key, "-"))) for key in ("commit", "date"))
             commit, date = next(values), next(values)
             source = f"[{path.stem}](../bench/results/{path.name})"

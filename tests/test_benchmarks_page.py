@@ -29,7 +29,7 @@ def test_the_page_is_up_to_date(script: ModuleType) -> None:
 
 def test_every_result_file_has_rows_with_commit_and_date(script: ModuleType) -> None:
     files = {path.stem for path in (ROOT / "bench" / "results").glob("*.json")}
-    assert files == set(script.EXTRACTORS)
+    assert {name for name in files if not name.startswith("bench-")} == set(script.EXTRACTORS)
     rows = [line for line in script.page().splitlines() if line.endswith(".json) |")]
     assert {re.search(r"\[([\w-]+)\]", row)[1] for row in rows} == files  # type: ignore[index]
     for row in rows:
@@ -51,3 +51,34 @@ def test_a_changed_figure_changes_the_page(script: ModuleType, tmp_path: Path) -
     (tmp_path / "unknown.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"unknown\.json has no extractor"):
         script.page(tmp_path)
+
+
+def test_tables_of_redline_bench_have_rows_with_spread_and_use(script: ModuleType, tmp_path: Path) -> None:
+    def figure(value: float, **beside: float) -> dict[str, float]:
+        return {"value": value, "low": 0.9 * value, "high": 1.1 * value, "repeats": 3} | beside
+
+    record = {
+        "commit": "0123456",
+        "date": "2026-11-18",
+        "hardware": "NVIDIA H200, 16 CPU cores",
+        "env": {"env": "snake", "rows": [{"games": 4096, "eager": figure(1e6), "compiled": None}]},
+        "train": {
+            "env": "snake",
+            "algo": "dqn",
+            "rows": [{"games": 4096, "graphed": figure(2e6, gpu_percent=98.0, peak_bytes=2**30)}],
+        },
+        "replay": {
+            "capacity": 1_000_000,
+            "rows": [{"stored": "snake", "where": "memmap", "prioritized": True, "2048": figure(3e6)}],
+        },
+        "collect": {"env": "gym:CartPole-v1", "bare": {"frames": figure(4e6), "of_actors": figure(1.0)}},
+    }
+    (tmp_path / "bench-h200.json").write_text(json.dumps(record))
+    page = script.page(tmp_path)
+    for text in (
+        "| `redline bench env`: snake alone, eager, 4,096 games | 1 M env-steps/s (900 k to 1.1 M) | H200 | 0123456 |",
+        "snake with DQN, graphed, 4,096 games | 2 M env-steps/s (1.8 M to 2.2 M), GPU 98 %, 1 GB |",
+        "snake, memmap, 1 M transitions, prioritized, batch 2,048 | 3 M samples/s (2.7 M to 3.3 M) |",
+        "gym:CartPole-v1: environments alone, one process per core | 4 M frames/s (3.6 M to 4.4 M) |",
+    ):
+        assert text in page

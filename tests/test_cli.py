@@ -297,7 +297,7 @@ def test_bench_env(tmp_path: Path) -> None:
     assert output.code == 0
     record = output.json
     assert [row["games"] for row in record["env"]["rows"]] == [2, 8]
-    assert all(row["eager"] > 0 for row in record["env"]["rows"])
+    assert all(row["eager"]["value"] > 0 for row in record["env"]["rows"])
     assert record["torch"] == torch.__version__
     assert "train" not in record
     assert json.loads((tmp_path / "figures.json").read_text()) == record
@@ -308,7 +308,7 @@ def test_bench_env(tmp_path: Path) -> None:
 def test_bench_train() -> None:
     record = call("bench train --games 4 --seconds 0.01 --no-compile --device cpu --json").json
     assert [row["games"] for row in record["train"]["rows"]] == [4]
-    assert record["train"]["rows"][0]["eager"] > 0
+    assert record["train"]["rows"][0]["eager"]["value"] > 0
 
 
 def test_bench_takes_the_options_of_games_and_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,6 @@ def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.tools import bench, bench_collect, bench_replay
 
     settings = bench_collect._settings
-    monkeypatch.setattr(bench_collect, "_START", 0.0)
     monkeypatch.setattr(bench_collect, "_settings", lambda request: (settings(request)[0], 1))  # as on one core
     monkeypatch.setattr(bench_replay, "bench_replay", lambda wanted, _: [wanted.capacity, wanted.batch])
     monkeypatch.setattr(bench, "bench_env", lambda wanted, _: wanted.games)
@@ -340,8 +339,47 @@ def test_bench_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = record["collect"]
     assert collected["env"] == "gym:CartPole-v1"
     ways = ("bare", "in_step", "gymnasium", *(f"{where}_{collected['actors']}" for where in ("central", "actors")))
-    assert all(collected[way]["frames"] > 0 for way in ways)
+    assert all(collected[way]["frames"]["value"] > 0 for way in ways)
     assert min(collected["transport"].values()) > 0
+
+
+def test_bench_compares_with_an_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from redline.tools import bench
+    from redline.tools.bench_figures import summarize
+
+    speed = [100.0]
+    monkeypatch.setattr(
+        bench, "bench_env", lambda _, __: {"rows": [{"games": 2, "eager": summarize([speed[0], speed[0] + 1])}]}
+    )
+    assert call("bench env --device cpu --out old.json").code == 0
+    assert "1 figures compared" in call("bench env --device cpu --compare old.json").out
+    speed[0] = 80.0
+    output = call("bench env --device cpu --compare old.json")
+    assert output.code == 1
+    assert "SLOWER 20%" in output.out
+    assert "env, games 2, eager" in output.out
+    assert call("bench env --device cpu --compare old.json --tolerance 30").code == 0
+    assert call("bench env --device cpu --compare old.json --json").json["slower"] == 1
+    old = json.loads((tmp_path / "old.json").read_text())
+    (tmp_path / "old.json").write_text(json.dumps(old | {"hardware": "another"}))
+    refused = call("bench env --device cpu --compare old.json")
+    assert refused.code == 2
+    assert "are of another, this machine is" in refused.err
+    assert call("bench env --device cpu --compare none.json").code == 2
+
+
+def test_bench_defaults_fit_the_occasion(monkeypatch: pytest.MonkeyPatch) -> None:
+    from redline.tools import bench, bench_collect, bench_replay
+
+    for module, name in ((bench, "env"), (bench, "train"), (bench_replay, "replay"), (bench_collect, "collect")):
+        monkeypatch.setattr(module, f"bench_{name}", lambda wanted, _: [wanted.games, wanted.capacity, wanted.compile])
+    one, every, quick = (call(f"bench {line} --device cpu --json").json for line in ("env", "", "--quick"))
+    assert one["env"] == [[1, 16, 64, 256, 4096, 65536], 1_000_000, None]
+    assert (every["env"], every["train"]) == ([[4096], 1_000_000, None], [[1024], 1_000_000, None])
+    assert every["replay"][1:] == [100_000, False]
+    assert len(every["collect"][0]) > 1  # else it would be the number of environments
+    assert (quick["env"][0], quick["train"][2], quick["replay"][1]) == ([256], False, 20_000)
+    assert call("bench --quick --games 8 --device cpu --json").json["env"][0] == [8]
 
 
 def test_doctor() -> None:

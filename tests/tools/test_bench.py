@@ -58,8 +58,11 @@ def test_env_table() -> None:
     out = io.StringIO()
     found = bench.bench_env(dataclasses.replace(QUICK, games=(2, 64)), out)
     assert [row["games"] for row in found["rows"]] == [2, 64]
-    assert all(row.keys() == {"games", "eager"} and row["eager"] > 0 for row in found["rows"])
-    assert found["rows"][1]["eager"] > 2 * found["rows"][0]["eager"]  # steps of all games are counted
+    assert all(row.keys() == {"games", "eager"} for row in found["rows"])
+    for row in found["rows"]:
+        assert 0 < row["eager"]["low"] <= row["eager"]["value"] <= row["eager"]["high"]
+        assert row["eager"]["repeats"] == 3
+    assert found["rows"][1]["eager"]["value"] > 2 * found["rows"][0]["eager"]["value"]  # steps of all games are counted
     assert found["plain_python"] > 0
     title, plain, header, *rows = out.getvalue().splitlines()
     assert title.startswith("snake: env-steps/s")
@@ -80,7 +83,10 @@ def test_train_table(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     found = bench.bench_train(dataclasses.replace(QUICK, games=(8,), algo_options={"hidden": "16"}), out)
     assert [row["games"] for row in found["rows"]] == [8]
-    assert found["rows"][0]["eager"] > 0
+    figure = found["rows"][0]["eager"]
+    assert figure["value"] > 0
+    assert figure["peak_bytes"] > 10**7  # beside every training figure: memory and use of the device
+    assert figure["cpu_percent"] >= 0
     assert found["algo_options"] == {"n_step": 1, "net": "mlp", "hidden": "16", "learning_starts": 0}
     (session,) = sessions
     # one gradient sample an environment step, from before the clock started
@@ -98,18 +104,19 @@ def test_train_table_of_an_algorithm_without_replay(monkeypatch: pytest.MonkeyPa
             super().__init__(*arguments)
             sessions.append(self)
 
-    def rate(call: Any, *_: Any, **__: Any) -> float:
+    def rates(call: Any, *_: Any, **__: Any) -> list[float]:
         calls.append(call)
-        return 3.0
+        return [3.0, 2.0, 5.0]
 
     monkeypatch.setattr(bench, "Session", Noted)
-    monkeypatch.setattr(bench, "rate", rate)
+    monkeypatch.setattr(bench, "rates", rates)
     words = {"env_options": {"width": "5"}, "algo_options": {"hidden": "16,8", "rollout_steps": "4", "batch-size": "8"}}
     found = bench.bench_train(dataclasses.replace(QUICK, games=(8,), algo="ppo", **words), io.StringIO())
     (session,) = sessions
     calls[0]()
     assert session.env_steps == 4 * 8
-    assert found["rows"] == [{"games": 8, "eager": 3.0 * 4 * 8}]
+    figure = found["rows"][0]["eager"]
+    assert (figure["value"], figure["low"], figure["high"]) == (3.0 * 4 * 8, 2.0 * 4 * 8, 5.0 * 4 * 8)
     assert (session.plan.algo_config.hidden, session.plan.algo_config.batch_size) == ((16, 8), 8)
     assert (session.plan.rules.config.width, session.plan.rules.config.view) == (5, "planes")
     assert (found["algo"], found["env_options"]) == ("ppo", {"width": "5"})
@@ -160,6 +167,26 @@ def test_columns() -> None:
     assert bench._ways(gpu, False) == {"eager": (False, False), "graphed": (False, True)}
 
 
+@pytest.mark.parametrize("missing", ["observe", "legal"])
+def test_an_oracle_without_observations_has_no_plain_figure(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that an oracle may leave out; a game whose actions are all legal needs no `legal`."""
+    oracle = oracles.find("tetris")
+    members = {name: getattr(oracle, name) for name in ("__init__", "step", "observe", "legal") if name != missing}
+    monkeypatch.setattr(oracles, "find", lambda _: type("Oracle", (), members))
+    assert bench.plain_python("tetris", 0.01) is None
+
+
+def test_rates_are_of_parts_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def call() -> None:
+        clock[0] += 0.5
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    assert bench.rates(call, 12.0, CPU, repeats=4, warm_up=1) == [2.0] * 4
+    assert clock[0] >= 12.5
+
+
 def test_a_game_without_an_oracle_has_no_plain_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (bench.plain_python("snake", 0.01) or 0) > 0
     monkeypatch.setattr(oracles, "find", lambda game: None)  # noqa: ARG005
@@ -185,7 +212,7 @@ def test_cpu_environments_have_a_table_too() -> None:
     request = dataclasses.replace(QUICK, env="gym:CartPole-v1", games=(1, 4), compile=None)
     record = bench.bench_env(request, out)
     assert [row.keys() for row in record["rows"]] == [{"games", "eager"}] * 2
-    assert all(row["eager"] > 0 for row in record["rows"])
+    assert all(row["eager"]["value"] > 0 for row in record["rows"])
     assert out.getvalue().startswith("gym:CartPole-v1: env-steps/s")
     defaults = dataclasses.replace(request, games=BenchRequest.games)
     assert bench._games(defaults, bench._rules(request)) == (1, 16, 64)  # 65,536 would take a day

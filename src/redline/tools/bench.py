@@ -27,6 +27,7 @@ from redline.run.progress import quantity
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
+from redline.tools.bench_figures import Figure, Use, shown, summarize
 from redline.tools.bench_options import BenchRequest
 
 _WARM_UP = 6  # calls before the clock starts: compilation, capture
@@ -67,6 +68,13 @@ class EnvLoop:
 
 def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up: int = _WARM_UP) -> float:
     """Return calls per second, measured over at least `seconds` after `warm_up` calls."""
+    return rates(call, seconds, device, 1, warm_up)[0]
+
+
+def rates(
+    call: Callable[[], None], seconds: float, device: torch.device, repeats: int, warm_up: int = _WARM_UP
+) -> list[float]:
+    """Return calls per second in each of `repeats` parts of at least `seconds` in all, after `warm_up` calls."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -75,25 +83,32 @@ def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up
     for _ in range(warm_up):
         call()
     wait()
-    calls, chunk, started = 0, 1, time.perf_counter()
-    while True:
-        for _ in range(chunk):
-            call()
-        wait()
-        calls += chunk
-        elapsed = time.perf_counter() - started
-        if elapsed >= seconds:
-            return calls / elapsed
-        chunk = min(2 * chunk, 1024)
+    chunk, measured = 1, list[float]()
+    while len(measured) < repeats:
+        calls, started = 0, time.perf_counter()
+        while True:
+            for _ in range(chunk):
+                call()
+            wait()
+            calls += chunk
+            elapsed = time.perf_counter() - started
+            if elapsed >= seconds / repeats:
+                measured.append(calls / elapsed)
+                break
+            chunk = min(2 * chunk, 1024)
+    return measured
 
 
 def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float | None:
-    """Return steps per second of one game in plain Python, observations included; None where it has no oracle."""
+    """Return steps per second of one game in plain Python, observations included.
+
+    None where the game has no oracle, or one without `observe` or, in a masked game, `legal`.
+    """
     rules = rules or make_rules(env)
     oracle: Any = oracles.find(env)
-    if oracle is None:
-        return None
     spec = rules.game.spec(rules.config)
+    if oracle is None or not all(hasattr(oracle, name) for name in ("observe", "legal")[: 1 + spec.masked]):
+        return None
     choices: Sequence[int] = range(spec.num_actions)
     steps = episode = 0
     started = time.perf_counter()
@@ -115,31 +130,32 @@ def bench_env(request: BenchRequest, out: TextIO) -> dict[str, Any]:
     device = hardware.pick_device(request.device)
     rules = _rules(request)
     measure = functools.partial(_cpu_env_rate if rules.game.ON_CPU else _tensor_game_rate, request, rules, device)
-    plain = None if rules.game.ON_CPU else plain_python(request.env, request.seconds, rules)
     title = f"{_title(request)}: env-steps/s, random actions, observations included, auto-reset ({device})"
-    print(title, file=out)
+    print(title, file=out, flush=True)
+    plain = None if rules.game.ON_CPU else plain_python(request.env, request.seconds, rules)
     if plain:
-        print(f"  one game in plain Python: {quantity(plain)}", file=out)
+        print(f"  one game in plain Python: {quantity(plain)}", file=out, flush=True)
     rows = _table(_games(request, rules), _ways(device, request.compile, rules), measure, out)
-    return {"plain_python": plain, "env_options": dict(request.env_options), "rows": rows}
+    settings = {"env": request.env, "device": device.type, "env_options": dict(request.env_options)}
+    return settings | {"plain_python": plain, "rows": rows}
 
 
 def _tensor_game_rate(
     request: BenchRequest, rules: Rules, device: torch.device, count: int, compiles: bool, graphs: bool
-) -> float | None:
+) -> Figure | None:
     """Return env-steps per second of a tensor game; None where it fell back to another way of running."""
     torch._dynamo.reset()
     compiler = fast.Compiler(compiles, _warn, device, recipes.compiler_options(rules.game))
     loop = EnvLoop(rules, count, device, compiler, graphs)
-    per_second = rate(loop.call, request.seconds, device)
+    per_second = rates(loop.call, request.seconds, device, request.repeats)
     if compiler.enabled != compiles or loop.call.enabled != graphs:
         return None
-    return count * per_second
+    return summarize([count * calls for calls in per_second])
 
 
 def _cpu_env_rate(
     request: BenchRequest, rules: Rules, device: torch.device, count: int, compiles: bool, graphs: bool
-) -> float:
+) -> Figure:
     """Return env-steps per second of `count` CPU environments in this process."""
     del compiles, graphs
     envs = GymEnvs(rules.game, rules.config, count, rules.time_limit)
@@ -147,9 +163,15 @@ def _cpu_env_rate(
     rng = np.random.default_rng(0)
     try:
         envs.reset(0)
-        return count * rate(lambda: envs.step(rng.integers(num_actions, size=count)), request.seconds, device)
+        step = functools.partial(_random_step, envs, rng, num_actions)
+        per_second = rates(step, request.seconds, device, request.repeats)
+        return summarize([count * calls for calls in per_second])
     finally:
         envs.close()
+
+
+def _random_step(envs: GymEnvs, rng: np.random.Generator, num_actions: int) -> None:
+    envs.step(rng.integers(num_actions, size=len(envs.envs)))
 
 
 def bench_train(request: BenchRequest, out: TextIO) -> dict[str, Any]:
@@ -160,10 +182,14 @@ def bench_train(request: BenchRequest, out: TextIO) -> dict[str, Any]:
     learner |= {name.replace("-", "_"): word for name, word in request.algo_options.items()}
     measure = functools.partial(_train_rate, request, rules, device, learner, replays)
     samples = ", one gradient sample per step" if replays else ""
-    print(f"{_title(request)}: env-steps/s with {request.algo}{samples}{_spell(learner)} ({device})", file=out)
+    title = f"{_title(request)}: env-steps/s with {request.algo}{samples}{_spell(learner)} ({device})"
+    print(title, file=out, flush=True)
     rows = _table(_games(request, rules), _ways(device, request.compile, rules), measure, out)
     return {
+        "env": request.env,
         "algo": request.algo,
+        "device": device.type,
+        "precision": request.precision,
         "env_options": dict(request.env_options),
         "algo_options": learner,
         "rows": rows,
@@ -179,8 +205,8 @@ def _train_rate(
     count: int,
     compiles: bool,
     graphs: bool,
-) -> float | None:
-    """Return env-steps per second in training; None where it fell back to another way of running."""
+) -> Figure | None:
+    """Return env-steps per second in training and the use of the device; None where it fell back to another way."""
     torch._dynamo.reset()
     fitted = {"batch_size": count, "replay_capacity": _TRAIN_ROWS * count} if replays else {}
     settings = Settings(
@@ -200,13 +226,15 @@ def _train_rate(
     session = Session(resolve(settings), messages.append)
     try:
         # Twice the warm-up: the first steps fill the memory before learning starts.
-        per_second = rate(lambda: session.iterate(1), request.seconds, device, warm_up=2 * _WARM_UP)
+        rates(lambda: session.iterate(1), 0.0, device, 1, warm_up=2 * _WARM_UP)
+        with Use(device) as use:
+            per_second = rates(lambda: session.iterate(1), request.seconds, device, request.repeats, warm_up=0)
     finally:
         session.close()
     if messages:
         _warn(messages[0])
         return None
-    return session.steps_per_iteration * per_second
+    return summarize([session.steps_per_iteration * calls for calls in per_second], use.record)
 
 
 def _rules(request: BenchRequest) -> Rules:
@@ -268,23 +296,35 @@ def _ways(device: torch.device, compile: bool | None, rules: Rules | None = None
 def _table(
     games: tuple[int, ...],
     ways: dict[str, tuple[bool, bool]],
-    measure: Callable[[int, bool, bool], float | None],
+    measure: Callable[[int, bool, bool], Figure | None],
     out: TextIO,
 ) -> list[dict[str, Any]]:
     """Measure and print a row for each number of games, a column for each way of running, figure by figure."""
     if not games or min(games) < 1:
         raise UserError(f"games is {games}; expected one or more numbers of games, such as 256,4096.")
-    print("  " + f"{'games':>10}" + "".join(f"{way:>12}" for way in ways), file=out, flush=True)
+    print("  " + f"{'games':>10}" + "".join(f"{way:>16}" for way in ways), file=out, flush=True)
     rows = []
     for count in games:
         row: dict[str, Any] = {"games": count}
         print(f"  {count:>10,}", end="", file=out, flush=True)
         for way, (compiles, graphs) in ways.items():
             row[way] = measure(count, compiles, graphs)
-            print(f"{quantity(row[way]) if row[way] else '-':>12}", end="", file=out, flush=True)
-        print(file=out, flush=True)
+            print(f"{shown(row[way]):>16}", end="", file=out, flush=True)
+        print(_use(row), file=out, flush=True)
         rows.append(row)
     return rows
+
+
+def _use(row: Mapping[str, Any]) -> str:
+    """Return the device use of the last figure of a row as text; empty where it was not measured."""
+    figure = list(row.values())[-1]
+    if not isinstance(figure, dict) or "peak_bytes" not in figure:
+        return ""
+    percents = {
+        name: figure[f"{name.lower()}_percent"] for name in ("GPU", "CPU") if f"{name.lower()}_percent" in figure
+    }
+    used = "".join(f", {name} {percent:.0f} %" for name, percent in percents.items())
+    return f"   {figure['peak_bytes'] / 2**30:.2f} GB{used}"
 
 
 def _warn(text: str) -> None:

@@ -30,45 +30,53 @@ from redline.run.progress import quantity
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
+from redline.tools.bench import rates
+from redline.tools.bench_figures import Figure, Use, shown, summarize
 from redline.tools.bench_options import BenchRequest
 from redline.tools.bench_peers import TRANSPORT_PROCESSES, sb3_frames, train_over_gymnasium, transport
 
 _DEFAULT_ENV = "gym:CartPole-v1"  # measured where a tensor game was requested
+_READY = "ready to play"  # a worker process says so before all begin
 _PEER_ALGO = "ppo"  # the algorithm that SB3 can be compared with
-_START = 12.0  # seconds after which worker processes begin, all at once
 
 
 def bench_collect(request: BenchRequest, out: TextIO) -> dict[str, Any]:
     """Print a table of frames per second, alone and in training, and return its figures."""
     settings, cores = _settings(request)
     plan = resolve(settings)
-    actors, seconds = plan.actors, request.seconds
+    actors, seconds, repeats = plan.actors, request.seconds, request.repeats
     table = _Table(plan, cores, seconds, out)
     table.row(
         "bare",
         f"environments alone, {cores} processes and nothing else",
         lambda: {
-            "frames": measure_envs(plan, cores, seconds, preprocessed=False),
-            "of_actors": measure_envs(plan, actors, seconds, preprocessed=False),
+            "frames": measure_envs(plan, cores, seconds, repeats, preprocessed=False),
+            "of_actors": measure_envs(plan, actors, seconds, repeats, preprocessed=False),
         },
     )
-    table.ceiling = table.record["bare"]["of_actors"]
+    table.ceiling = table.record["bare"]["of_actors"]["value"]
     table.print_rate("the same with as many processes as actors: the ceiling", table.ceiling)
     table.row(
         "treated",
         "environments with preprocessing, as many processes",
-        lambda: measure_envs(plan, actors, seconds, preprocessed=True),
+        lambda: {"frames": measure_envs(plan, actors, seconds, repeats, preprocessed=True)},
     )
-    for processes in dict.fromkeys((actors, cores)):
-        for inference, where in (("central", "centrally"), ("actors", "in them")):
+    for processes in dict.fromkeys((actors,) if request.quick else (actors, cores)):
+        for inference, where in (("central", "centrally"), ("actors", "in them"))[request.quick :]:
             label = f"training, {processes} actor{'s' * (processes > 1)}, actions chosen {where}"
             variant = replace(settings, inference=inference, actors=processes)
-            table.row(f"{inference}_{processes}", label, functools.partial(train, variant, seconds))
+            table.row(f"{inference}_{processes}", label, functools.partial(train, variant, seconds, repeats))
     alone = replace(settings, actors=0)
-    table.row("in_step", "training in one process", functools.partial(train, alone, seconds))
+    table.row("in_step", "training in one process", functools.partial(train, alone, seconds, repeats))
+    if request.quick:
+        return table.record
     label = "the same learner over Gymnasium's AsyncVectorEnv"
     table.row(
-        "gymnasium", label, lambda: train_over_gymnasium(Session(resolve(alone), _warn), measure_training, seconds)
+        "gymnasium",
+        label,
+        lambda: train_over_gymnasium(
+            Session(resolve(alone), _warn), functools.partial(measure_training, repeats=repeats), seconds
+        ),
     )
     if plan.settings.algo == _PEER_ALGO:
         table.row("sb3", "SB3's PPO over SubprocVecEnv", functools.partial(sb3_frames, plan, seconds))
@@ -107,36 +115,37 @@ class _Table:
             "envs": plan.num_envs,
             "actors": plan.actors,
             "frame_skip": skip,
-            "seconds": seconds,
+            "seconds": float(seconds),
         }
         print(
             f"{settings.env}: {plan.num_envs} environments on {plan.actors} of {cores} cores, {skip} frames a step, "
-            f"{settings.algo} on {plan.device}\n  {'':<58}{'frames/s':>10}  {'of the ceiling':>14}",
+            f"{settings.algo} on {plan.device}\n  {'':<58}{'frames/s':>14}  {'of the ceiling':>14}",
             file=out,
+            flush=True,
         )
 
     def row(self, name: str, label: str, measure: Callable[[], Any]) -> None:
-        """Measure a number of frames per second, or a dict with it and other figures, and print it."""
+        """Measure frames per second, a number or a dict with the figure `frames` and others, and print them."""
         print(f"  {label:<58}", end="", file=self.out, flush=True)
         try:
             self.record[name] = measure()
         except ImportError as error:
             self.record[name] = None
-            print(f"{'-':>10}  ({error})", file=self.out, flush=True)
+            print(f"{'-':>14}  ({error})", file=self.out, flush=True)
             return
-        figures = self.record[name]
-        rate = figures["frames"] if isinstance(figures, Mapping) else figures
-        percent = f"  {rate / self.ceiling:>14.1%}" if self.ceiling else ""
-        print(f"{quantity(rate):>10}{percent}", file=self.out, flush=True)
+        measured = self.record[name]
+        figure = measured["frames"] if isinstance(measured, Mapping) else summarize([measured])
+        percent = f"  {figure['value'] / self.ceiling:>14.1%}" if self.ceiling else ""
+        print(f"{shown(figure):>14}{percent}", file=self.out, flush=True)
 
     def print_rate(self, label: str, rate: float) -> None:
-        print(f"  {label:<58}{quantity(rate):>10}", file=self.out, flush=True)
+        print(f"  {label:<58}{quantity(rate):>14}", file=self.out, flush=True)
 
     def transport(self, seconds: float) -> None:
         """Measure and print the transports of transitions."""
         self.record["transport"] = rates = transport(seconds)
         times = rates["rings"] / rates["queue"]
-        print(f"\n  Transport from {TRANSPORT_PROCESSES} processes{'transitions/s':>38}", file=self.out)
+        print(f"\n  Transport from {TRANSPORT_PROCESSES} processes{'transitions/s':>42}", file=self.out)
         self.print_rate(f"shared rings ({times:.0f} times the queue)", rates["rings"])
         self.print_rate("multiprocessing queue", rates["queue"])
 
@@ -144,7 +153,7 @@ class _Table:
 # ----------------------------------------------------------------------------------------------- environments alone
 
 
-def measure_envs(plan: Plan, processes: int, seconds: float, preprocessed: bool) -> float:
+def measure_envs(plan: Plan, processes: int, seconds: float, repeats: int, preprocessed: bool) -> Figure:
     """Return frames per second of `processes` that each play an actor's environments with random actions."""
     job = {
         "env": plan.settings.env,
@@ -153,7 +162,7 @@ def measure_envs(plan: Plan, processes: int, seconds: float, preprocessed: bool)
         "num_envs": -(-plan.num_envs // max(plan.actors, 1)),
         "preprocessed": preprocessed,
         "seconds": seconds,
-        "begin": time.time() + _START,
+        "repeats": repeats,
     }
     path = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -163,33 +172,40 @@ def measure_envs(plan: Plan, processes: int, seconds: float, preprocessed: bool)
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         assert worker.stdin
-        worker.stdin.write(json.dumps(job | {"seed": seed}))
-        worker.stdin.close()
+        worker.stdin.write(json.dumps(job | {"seed": seed}) + "\n")
+        worker.stdin.flush()
         workers.append(worker)
-    rates = []
+    for worker in workers:  # all are ready before any begins
+        assert worker.stdout
+        while (line := worker.stdout.readline()).strip() not in (_READY, ""):
+            pass
+        if not line:
+            for other in workers:
+                other.kill()
+                other.wait()
+            raise UserError(f"{plan.settings.env} cannot be played in a process of its own; its message is above.")
+    outputs = []
+    for worker in workers:
+        assert worker.stdin
+        worker.stdin.close()
     for worker in workers:
         assert worker.stdout
-        output = worker.stdout.read().split()
-        if worker.wait():
-            raise UserError(f"{plan.settings.env} cannot be played in a process of its own; its message is above.")
-        rates.append(float(output[-1]))
-    return sum(rates)
+        outputs.append(json.loads(worker.stdout.read().splitlines()[-1]))
+        worker.wait()
+    return summarize([sum(part) for part in zip(*outputs, strict=True)])
 
 
-def _play(job: dict[str, Any]) -> float:
-    """Return frames per second of the environments of a job, in this process."""
+def _play(job: dict[str, Any]) -> list[float]:
+    """Return frames per second of the environments of a job, in this process, in each of its repeats."""
     torch.set_num_threads(1)
     rules = make_rules(job["env"], job["options"], job["time_limit"])
     step = _preprocessed_step(rules, job) if job["preprocessed"] else _bare_step(rules, job)
     step()
-    if time.time() > job["begin"]:
-        print(f"late by {time.time() - job['begin']:.1f} s", file=sys.stderr)
-    time.sleep(max(0.0, job["begin"] - time.time()))
-    began, steps, seconds = time.perf_counter(), 0, float(job["seconds"])
-    while time.perf_counter() - began < seconds:
-        step()
-        steps += 1
-    return float(steps * rules.config.frame_skip * job["num_envs"] / (time.perf_counter() - began))
+    print(f"\n{_READY}", flush=True)
+    sys.stdin.read()  # the others are ready too once it is closed
+    per_step = rules.config.frame_skip * job["num_envs"]
+    parts, cpu = job["repeats"], torch.device("cpu")
+    return [per_step * steps for steps in rates(step, float(job["seconds"]), cpu, parts, warm_up=0)]
 
 
 def _preprocessed_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
@@ -220,16 +236,16 @@ def _bare_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
 # -------------------------------------------------------------------------------------------------------- training
 
 
-def train(settings: Settings, seconds: float) -> dict[str, float]:
-    """Return frames per second in training, and the metrics of collection."""
+def train(settings: Settings, seconds: float, repeats: int) -> dict[str, Any]:
+    """Return the figure `frames`, per second in training, and the metrics of collection."""
     session = Session(resolve(settings), _warn)
     try:
-        return measure_training(session, seconds)
+        return measure_training(session, seconds, repeats)
     finally:
         session.close()
 
 
-def measure_training(session: Session, seconds: float) -> dict[str, float]:
+def measure_training(session: Session, seconds: float, repeats: int) -> dict[str, Any]:
     """Measure whole iterations after two of warm-up. Of actors, count the frames played: the learner reads them in batches."""
 
     def played() -> int:
@@ -238,11 +254,14 @@ def measure_training(session: Session, seconds: float) -> dict[str, float]:
 
     session.iterate(2)
     session.read_metrics(0)
-    began, before = time.perf_counter(), played()
-    while (spent := time.perf_counter() - began) < seconds:
-        session.iterate(1)
-    frames = (played() - before) * session.plan.rules.config.frame_skip / spent
-    return {"frames": frames} | session.read_metrics(0)
+    samples = []
+    with Use(session.plan.device) as use:
+        for _ in range(repeats):
+            began, before = time.perf_counter(), played()
+            while (spent := time.perf_counter() - began) < seconds / repeats:
+                session.iterate(1)
+            samples.append((played() - before) * session.plan.rules.config.frame_skip / spent)
+    return {"frames": summarize(samples, use.record)} | session.read_metrics(0)
 
 
 def _warn(text: str) -> None:
@@ -251,6 +270,6 @@ def _warn(text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        print(_play(json.loads(sys.stdin.read())))
+        print(json.dumps(_play(json.loads(sys.stdin.readline()))))
     except UserError as error:
         sys.exit(str(error))

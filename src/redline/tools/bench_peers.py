@@ -28,8 +28,8 @@ _TRANSPORT_ENVS, _RING_ROWS = 8, 256
 
 
 def train_over_gymnasium(
-    session: Session, measure: Callable[[Session, float], dict[str, float]], seconds: float
-) -> dict[str, float]:
+    session: Session, measure: Callable[[Session, float], dict[str, Any]], seconds: float
+) -> dict[str, Any]:
     """Return what `measure` gives for the session's learner with environments in Gymnasium's processes; close the session."""
     session.collector.close()
     plan = session.plan

@@ -24,7 +24,8 @@ from redline.games import load as load_game
 from redline.replay.contract import Replay, ReplayRequest
 from redline.run import options
 from redline.run.progress import quantity
-from redline.tools.bench import rate
+from redline.tools.bench import rate, rates
+from redline.tools.bench_figures import Figure, shown, summarize
 from redline.tools.bench_options import BenchRequest
 
 SHAPE = (4, 14, 7)  # of observations that are stored as they are, as other libraries store them
@@ -103,34 +104,42 @@ def bench_replay(request: BenchRequest, out: TextIO) -> dict[str, Any]:
     config = options.build(load_game(env).Config, request.env_options, "env.")
     rows: list[dict[str, Any]] = []
     print(f"samples/s, {capacity:,} transitions, 1-step, observations included ({device})", file=out)
-    print("  " + f"{'stored':<8}{'replay':<8}{'sampling':<13}" + "".join(f"{size:>12,}" for size in sizes), file=out)
+    header = "  " + f"{'stored':<8}{'replay':<8}{'sampling':<13}" + "".join(f"{size:>16,}" for size in sizes)
+    print(header, file=out, flush=True)
+    kinds = replay.names()
+    if request.replay is not None:
+        replay.check(request.replay)
+        kinds = [request.replay]
     with tempfile.TemporaryDirectory(dir=request.folder) as scratch:
         for stored in (env, "frames"):
             rules = frames() if stored == "frames" else make_rules(env, vars(config))
-            for kind in replay.names():
+            for kind in kinds:
                 for alpha in (None, ALPHA):
                     row: dict[str, Any] = {"stored": stored, "where": kind, "prioritized": alpha is not None}
                     label = f"{stored:<8}{kind:<8}{'prioritized' if alpha else 'uniform':<13}"
                     print("  " + label, end="", file=out, flush=True)
                     for size in sizes:
                         row[str(size)] = _measure(rules, kind, alpha, size, device, request, Path(scratch) / "replay")
-                        print(f"{quantity(row[str(size)]):>12}", end="", file=out, flush=True)
-                    print(file=out)
+                        print(f"{shown(row[str(size)]):>16}", end="", file=out, flush=True)
+                    print(file=out, flush=True)
                     rows.append(row)
     peers: dict[str, dict[str, float]] = {}
-    for name, measure in _peers().items():
+    compared = {} if request.quick or request.replay else _peers()
+    for name, measure in compared.items():
         try:
             peers[name] = {str(size): measure(size, capacity, request.seconds) for size in sizes}
         except Exception as error:  # a library that fails must not cost the figures of ours
             print(f"  {name:<29}does not run here: {str(error).splitlines()[0][:100]}", file=out, flush=True)
             continue
-        print(f"  {name:<29}" + "".join(f"{quantity(x):>12}" for x in peers[name].values()), file=out, flush=True)
-    return {"capacity": capacity, "rows": rows, "peers": peers, "peers_store": f"{SHAPE} uint8 on the CPU"}
+        print(f"  {name:<29}" + "".join(f"{quantity(x):>16}" for x in peers[name].values()), file=out, flush=True)
+    settings = {"device": device.type, "compile": request.compile is not False, "capacity": capacity}
+    settings |= {"env_options": dict(request.env_options)}
+    return settings | {"rows": rows, "peers": peers, "peers_store": f"{SHAPE} uint8 on the CPU"}
 
 
 def _measure(
     rules: Rules, kind: str, alpha: float | None, size: int, device: torch.device, bench: BenchRequest, folder: Path
-) -> float:
+) -> Figure:
     torch._dynamo.reset()
     num_envs = min(_NUM_ENVS, max(1, bench.capacity // 64))
     request = ReplayRequest(
@@ -149,7 +158,7 @@ def _measure(
     memory = replay.load(kind).make(request)
     try:
         loop = Loop(memory, request, compiler, graph=device.type == "cuda")
-        return size * rate(loop.call, bench.seconds, device)
+        return summarize([size * calls for calls in rates(loop.call, bench.seconds, device, bench.repeats)])
     finally:
         memory.close()
         shutil.rmtree(folder, ignore_errors=True)
