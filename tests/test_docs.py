@@ -52,7 +52,7 @@ def test_commands_are_accepted(page: str, line: str, tmp_path: Path, monkeypatch
     parse(name, COMMANDS.load(name), rest)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/profiling.md"])
 def test_python_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a page, one after the other in one namespace."""
     monkeypatch.chdir(tmp_path)

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from redline.envs.env import Env, EnvStep, make
     from redline.run.agent import Agent
     from redline.run.train import Run
+    from redline.tools.profiler import Profiler
 
 __version__ = "0.1.0"
-__all__ = ["Env", "EnvStep", "StorageError", "UserError", "evaluate", "load", "make", "train"]
+__all__ = ["Env", "EnvStep", "Profiler", "StorageError", "UserError", "evaluate", "load", "make", "train"]
 
-_LAZY = dict.fromkeys(("Env", "EnvStep", "make"), "redline.envs.env")
+_LAZY = dict.fromkeys(("Env", "EnvStep", "make"), "redline.envs.env") | {"Profiler": "redline.tools.profiler"}
 
 _register()
 

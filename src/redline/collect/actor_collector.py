@@ -228,7 +228,7 @@ class ActorCollector(CPUCollector):
             "staging.copy_to_device": Stage("host-device copies", compiled=False),
             "load_row": Stage("host-device copies", compiled=False),
             "_ingest": Stage("replay write", compiled=False),
-            "_publish": Stage("weights to actors", compiled=False),
+            "_publish": Stage("publication of weights", compiled=False),
         }
 
     @torch.no_grad()

@@ -37,13 +37,13 @@ class HostClock:
     """Times spans by the clock of the host: on a CPU, where nothing runs ahead."""
 
     def __init__(self) -> None:
-        self.clear()
+        self._open: list[str] = []  # names of the open spans
+        self.restart()
 
-    def clear(self) -> None:
+    def restart(self) -> None:
         """Forget all times."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
-        self._open: list[str] = []
         self._since = 0
 
     def start(self) -> None:
@@ -92,12 +92,13 @@ class EventClock(HostClock):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._free: list[torch.cuda.Event] = []
+        self._captured: list[tuple[str, torch.cuda.Event]] = []
         super().__init__()
 
-    def clear(self) -> None:
-        super().clear()
+    def restart(self) -> None:
+        """Forget all times, but not the events in a captured graph."""
+        super().restart()
         self._marks: list[tuple[str, torch.cuda.Event]] = []  # an event, and the name charged with the time before it
-        self._captured: list[tuple[str, torch.cuda.Event]] = []
 
     def start(self) -> None:
         self._mark(IDLE)
