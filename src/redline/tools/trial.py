@@ -26,8 +26,9 @@ from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 
-_WARM_UPDATES = 4  # iterations with an update before the clock starts: compilation, warm-up and capture of graphs
-_TOO_LONG = 60.0  # seconds after which a learner that is still not ready is measured without learning
+# Iterations with an update before the clock starts: one for lazy allocations, or more for warm-up and capture of graphs.
+_WARM_UPDATES, _WARM_UPDATES_GRAPH = 1, 5
+_PATIENCE = 300.0  # seconds until the clock must have started
 
 
 class Rate(NamedTuple):
@@ -41,8 +42,11 @@ class Rate(NamedTuple):
 class Trial:
     """A session of settings, warmed up. Files of the run go to a temporary folder."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Build the session and run it until everything is compiled and captured; UserError if settings are refused."""
+    def __init__(self, settings: Settings, patience: float = _PATIENCE) -> None:
+        """Build the session and run it until everything is compiled and captured.
+
+        UserError if settings are refused, or if that takes longer than `patience` seconds.
+        """
         started = time.perf_counter()
         self._folder = tempfile.TemporaryDirectory(prefix="redline-trial-")
         self.messages: list[str] = []  # such as a fall back to eager
@@ -54,20 +58,23 @@ class Trial:
             self._folder.cleanup()
             raise
         try:
-            self._warm_up()
+            self._warm_up(started + patience)
         except BaseException:
             self.close()
             raise
         self._chunk = 1
         self.preparation = time.perf_counter() - started  # seconds
 
-    def _warm_up(self) -> None:
-        ends, learned = time.perf_counter() + _TOO_LONG, 0
-        while learned <= _WARM_UPDATES and time.perf_counter() < ends:
-            before = self.session.updates
+    def _warm_up(self, ends: float) -> None:
+        learned, needed = 0, _WARM_UPDATES_GRAPH if self.plan.graph else _WARM_UPDATES
+        while learned < needed:
+            before, began = self.session.updates, time.perf_counter()
             self.session.iterate(1)
             learned += self.session.updates > before
+            if time.perf_counter() > ends:
+                raise UserError("it was not ready in time")
         self._read()
+        self.iteration_seconds = time.perf_counter() - began  # of the last
 
     def _read(self) -> int:
         """Read metrics as at a log point, which waits for the device; return the number of skipped updates."""

@@ -1,0 +1,42 @@
+"""`redline tune ENV`: measure which sizes, precision and compile mode train fastest, and write them to a TOML file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from redline.cli.command import Command, Request, options_of
+from redline.cli.commands.train import target
+from redline.cli.parse import fold
+from redline.core.errors import UserError
+from redline.run.options import build
+from redline.tools.tune_options import TuneOptions
+
+
+def run(request: Request) -> int:
+    """Tune, print the table and write the file."""
+    plain = {name: word for name, word in request.options.items() if "." not in name}
+    options = build(TuneOptions, plain, "")
+    if not options.seconds > 0:
+        raise UserError(f"seconds is {options.seconds}; expected a number above 0.")
+    from redline.run.settings import from_words
+    from redline.tools.tune import default_path, tune
+
+    env = request.arguments[0]
+    words = {name: word for name, word in request.options.items() if name not in ("seconds", "out")}
+    path = Path(options.out) if options.out else default_path(env)
+    out = sys.stderr if request.json else sys.stdout
+    record = tune(from_words(env, fold(words)), options.seconds, path, out, sys.stderr)
+    if request.json:
+        request.print_json(record)
+    return 0
+
+
+COMMAND = Command(
+    "find the settings that train fastest on this machine, and write them for train --config",
+    run,
+    "ENV",
+    options_of(TuneOptions),
+    target,
+    position=5,
+)
