@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -138,12 +137,6 @@ def test_an_nvidia_driver(file: bool, program: bool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hardware.Path, "exists", lambda path: str(path) in there)
     monkeypatch.setattr(hardware.shutil, "which", lambda name: name if program and name == "nvidia-smi" else None)
     assert hardware.has_nvidia_driver() == (file or program)
-
-
-def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hardware.shared_memory_bytes(tmp_path / "none") is None
-    monkeypatch.setattr(hardware.shutil, "disk_usage", lambda folder: SimpleNamespace(total={tmp_path: 64}[folder]))
-    assert hardware.shared_memory_bytes(tmp_path) == 64
 
 
 def test_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

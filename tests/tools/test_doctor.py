@@ -20,6 +20,7 @@ from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
 from redline.run.thread_choice import decide
+from redline.tools import health
 from redline.tools.doctor import TIERS, examine, find_warnings, report
 
 GB = 10**9
@@ -33,7 +34,9 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(hardware, "find_compiler", lambda: "g++")
     monkeypatch.setattr(hardware, "has_nvidia_driver", lambda: False)
-    monkeypatch.setattr(hardware, "shared_memory_bytes", lambda: 8 * GB)
+    monkeypatch.setattr(health, "cpu_state", lambda: {"cores": 4, "load": 0.5})
+    fast = {"write_bytes_per_second": 1e9, "read_bytes_per_second": 2e9, "fsync_seconds": 1e-3}
+    monkeypatch.setattr(health, "measure_disk", lambda _: {"folder": "/runs", "free_bytes": 50 * GB} | fast)
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 8 * GB)
 
 
@@ -153,8 +156,6 @@ def test_nothing_to_warn_of(gpu: Callable[[float, float], None], monkeypatch: py
     monkeypatch.setattr(hardware, "has_nvidia_driver", lambda: True)  # and torch uses it
     gpu(1.0, 2.0)
     assert warned("cuda") == []
-    monkeypatch.setattr(hardware, "shared_memory_bytes", lambda: None)
-    assert warned("cuda") == []
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,13 +193,6 @@ def test_little_memory(gpu: Callable[[float, float], None], monkeypatch: pytest.
     ]
     free |= {"cpu": 2 * GB, "cuda": 2 * GB}
     assert warned("cuda") == []
-
-
-def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "shared_memory_bytes", lambda: 64 * 2**20)
-    (text,) = warned()
-    assert text.startswith("Shared memory (/dev/shm) has 67 MB: ")
-    assert "--shm-size=1g" in text
 
 
 @pytest.mark.parametrize(("wrong", "sentence"), [({"env": "snak"}, "did you mean 'snake'"), ({"algo": "dq"}, "'dqn'")])

@@ -24,7 +24,7 @@ import torch
 from redline.algos.algorithm import Algorithm
 from redline.algos.learner import Learner
 from redline.collect.actor_job import ActorJob
-from redline.collect.actor_memory import ActorMemory, split_envs
+from redline.collect.actor_memory import ActorMemory, ring_rows, split_envs
 from redline.collect.actor_policy import ActorPolicy, flat_weights
 from redline.collect.actor_supervisor import ActorSupervisor
 from redline.collect.child_process import CannotStart
@@ -39,7 +39,6 @@ from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 
 _MOVED = 1_000  # transitions to move at once, where a whole rollout is waited for anyway
-_MIN_CAPACITY = 64  # rows an actor may be ahead of a learner that learns after every row
 _PUBLISH_EVERY = 8  # updates between two publications of weights, of such a learner
 
 
@@ -72,7 +71,7 @@ class ActorCollector(CPUCollector):
         self.buffers |= {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         self.buffers |= {f"out.{name}": x for name, x in zip(algo.POLICY_OUTPUTS, self.outputs, strict=True)}
         self._ingest = prepare(self.ingest_row)
-        self.capacity = options.ring_rows or max(learner.rollout_steps, _MIN_CAPACITY) + 2  # rows of a ring
+        self.capacity = options.ring_rows or ring_rows(learner.rollout_steps)
         staged_rows = options.staged_rows or min(math.ceil(_MOVED / num_envs), learner.rollout_steps, self.capacity - 1)
         if staged_rows >= self.capacity:
             raise UserError(

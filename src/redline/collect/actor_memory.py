@@ -12,6 +12,8 @@ from redline.collect.shared_ring import SharedRing, SharedRingSpec
 from redline.collect.shared_weights import SharedWeights
 from redline.core.records import Spec
 
+_MIN_ROWS = 64  # rows an actor may be ahead of a learner that learns after every row
+
 
 class Control:
     """Flags that the learner's process sets and actors read."""
@@ -66,8 +68,7 @@ class ActorMemory:
             end += ActorStatus.layout(statuses[-1][1]).bytes
             jobs = []
             for first, count in actor_groups:
-                row = SharedLayout(row_fields(spec, count, outputs))
-                ring_spec = SharedRingSpec(row, capacity, drop_oldest, check, "final_obs", END_FLAGS)
+                ring_spec = _ring_spec(spec, outputs, count, capacity, drop_oldest, check)
                 ring_specs.append((end, ring_spec))
                 jobs.append(GroupJob(first, count, end, ring_spec.to_json()))
                 end += ring_spec.layout.bytes
@@ -86,6 +87,25 @@ class ActorMemory:
 
     def close(self) -> None:
         self.memory.close()
+
+
+def ring_rows(rollout_steps: int) -> int:
+    """Return the rows of a ring by default: a rollout, and room to play on while it is read."""
+    return max(rollout_steps, _MIN_ROWS) + 2
+
+
+def ring_bytes(spec: Spec, outputs: tuple[str, ...], groups: list[list[tuple[int, int]]], rows: int) -> int:
+    """Return the bytes of the rings of all actors together, as ActorMemory allocates them."""
+    counts = [count for actor_groups in groups for _, count in actor_groups]
+    return sum(_ring_spec(spec, outputs, count, rows, False, False).layout.bytes for count in counts)
+
+
+def _ring_spec(
+    spec: Spec, outputs: tuple[str, ...], count: int, rows: int, drop_oldest: bool, check: bool
+) -> SharedRingSpec:
+    """Return the ring of a group of `count` environments."""
+    row = SharedLayout(row_fields(spec, count, outputs))
+    return SharedRingSpec(row, rows, drop_oldest, check, "final_obs", END_FLAGS)
 
 
 def split_envs(num_envs: int, actors: int, groups_per_actor: int) -> list[list[tuple[int, int]]]:

@@ -93,11 +93,6 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def shared_memory_bytes(folder: Path = Path("/dev/shm")) -> int | None:
-    """Return the size of shared memory; None where it has no limit of its own."""
-    return shutil.disk_usage(folder).total if folder.is_dir() else None
-
-
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

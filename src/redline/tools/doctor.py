@@ -13,6 +13,7 @@ from redline.engine import hardware
 from redline.run import device_choice, thread_choice
 from redline.run.plan import DEFAULT_SOURCES, Plan
 from redline.run.settings import Settings
+from redline.tools.health import describe_health, examine_health, find_health_warnings
 
 TIERS: dict[Tier, str] = {
     "cpu-few": "a CPU of up to 4 cores",
@@ -22,12 +23,12 @@ TIERS: dict[Tier, str] = {
     "gpu-large": "a GPU of 30 GB or more",
 }
 _LOW_MEMORY = 2 * 10**9  # bytes below which games and replay may not fit
-_LOW_SHARED_MEMORY = 256 * 10**6  # bytes; containers often come with 64 MB
 
 
 def examine(env: str, algo: str, device: str) -> dict[str, Any]:
     """Return the machine and the settings that `redline train` would start a run with."""
     plan = thread_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
+    health = examine_health(plan)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -38,7 +39,8 @@ def examine(env: str, algo: str, device: str) -> dict[str, Any]:
         "env": env,
         "algo": plan.settings.algo,
         "settings": {name: setting.describe() for name, setting in sorted(plan.provenance.items())},
-        "warnings": find_warnings(plan),
+        **health,
+        "warnings": find_warnings(plan) + find_health_warnings(health),
     }
 
 
@@ -72,12 +74,6 @@ def find_warnings(plan: Plan) -> list[str]:
                 f"Only {free / 1e9:.1f} GB of memory are free on {place}: games and replay may not fit, or be swapped out. "
                 "Close other programs, or use a smaller --num-envs and --replay-capacity."
             )
-    shared = hardware.shared_memory_bytes()
-    if shared is not None and shared < _LOW_SHARED_MEMORY:
-        warnings.append(
-            f"Shared memory (/dev/shm) has {shared / 1e6:.0f} MB: actor processes pass their observations through "
-            "it. Start the container with --shm-size=1g, or mount -o remount,size=1g /dev/shm."
-        )
     return warnings
 
 
@@ -95,6 +91,7 @@ def report(findings: dict[str, Any]) -> str:
         *(f"Also here: {_describe(other)}" for other in findings["also"]),
         f"Class: {findings['class']}, {TIERS[findings['class']]}",
         f"C++ compiler: {machine['compiler'] or 'none found'}",
+        *describe_health(findings),
         f"Settings for {findings['env']} with {findings['algo']}:",
         *_settings_table(findings["settings"]),
     ]
