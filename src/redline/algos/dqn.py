@@ -217,7 +217,8 @@ class Learner(learner.Learner):
         spec, device = self.spec, runtime.device
         self.samples_per_update = config.batch_size * accumulate
         self.updates_per_iteration = config.updates
-        self.max_micro_batches = min(config.batch_size, learner.MAX_MICRO_BATCHES)
+        if not config.batch_norm:  # which needs the whole batch at once
+            self.max_micro_batches = min(config.batch_size, learner.MAX_MICRO_BATCHES)
         # Only beta and the learning rate follow `progress`; epsilon counts environment steps.
         self.scheduled = config.prioritized or config.learning_rate_end is not None
         self.learning_rate = torch.tensor(config.learning_rate, device=device)

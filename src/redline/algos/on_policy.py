@@ -120,7 +120,8 @@ class OnPolicyLearner(Learner):
         self.rollout = RolloutBuffer(rules, state, num_envs, config.rollout_steps, outputs, device)
         self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
         self.updates_per_iteration = config.epochs * (self.rollout.size // self.samples_per_update)
-        self.max_micro_batches = min(config.batch_size, MAX_MICRO_BATCHES)
+        if not config.batch_norm:  # which needs the whole batch at once
+            self.max_micro_batches = min(config.batch_size, MAX_MICRO_BATCHES)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(net, self.learning_rate, config.max_grad_norm, runtime)
         self.behaviour_network = in_precision(net, runtime.amp_dtype)  # `before_iteration` copies the weights

@@ -96,10 +96,10 @@ def reach(phase: str) -> None:
     """Announce that `phase` is reached; does nothing unless a rule names it."""
     if not _rules:
         return
-    for rule in _rules:
-        if rule.phase != phase:
-            continue
+    rules = [rule for rule in _rules if rule.phase == phase]
+    for rule in rules:  # all count, even if one of them raises
         rule.reached += 1
+    for rule in rules:
         if rule.nth not in (None, rule.reached):
             continue
         if rule.action == "kill":

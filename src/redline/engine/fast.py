@@ -12,6 +12,7 @@ import torch
 
 from redline.core.errors import UserError
 from redline.core.records import Hardware
+from redline.engine.out_of_memory import is_out_of_memory
 from redline.engine.runtime import Runtime
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
@@ -131,6 +132,8 @@ class Compiler:
                 except UserError:
                     raise
                 except Exception as error:
+                    if is_out_of_memory(error):  # says nothing about the compiler; eager needs more memory
+                        raise
                     self._give_up(error)
             return function(*arguments)
 
@@ -159,8 +162,16 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 class Graph:
     """A function without arguments over static tensors; on a GPU, its calls replay one CUDA graph."""
 
-    def __init__(self, function: Callable[[], None], enabled: bool, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        function: Callable[[], None],
+        enabled: bool,
+        notify: Callable[[str], None],
+        need_less_memory: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """need_less_memory: make the function need less memory; return False if that is impossible."""
         self.function, self.enabled, self.notify = function, enabled, notify
+        self.need_less_memory = need_less_memory
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -196,14 +207,22 @@ class Graph:
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # other threads may copy
                 self.function()
         except Exception as error:
-            self.enabled = False
-            self.notify(f"Running without CUDA graphs: capture failed ({first_line(error)}).")
-            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
-            torch.cuda.synchronize()
-            self.function()
+            problem, out_of_memory = first_line(error), is_out_of_memory(error)
+        else:
+            self.graph = graph
+            graph.replay()  # the capture itself ran nothing
             return
-        self.graph = graph
-        graph.replay()  # the capture itself ran nothing
+        # The error is gone here, and with it the tensors that its traceback held.
+        del graph
+        torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
+        torch.cuda.synchronize()
+        if out_of_memory and self.need_less_memory():
+            self.calls = 0
+            self._warm_up()
+            return
+        self.enabled = False
+        self.notify(f"Running without CUDA graphs: capture failed ({problem}).")
+        self.function()
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import resource
 import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -78,6 +80,14 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes that tensors have taken on a GPU so far, or that this process has taken of the host."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def find_compiler() -> str:

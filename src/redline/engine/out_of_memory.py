@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-_CPU_MESSAGE = "can't allocate memory"  # of torch's allocator of host memory, a plain RuntimeError
+_CPU_ALLOCATOR = "DefaultCPUAllocator:"  # in the message of torch's allocator of host memory, a plain RuntimeError
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -15,7 +15,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and _CPU_MESSAGE in str(error):
+        if isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

@@ -11,6 +11,7 @@ from torch import Tensor
 from redline.algos.learner import Learner, check_learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
+from redline.core.faults import reach
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
@@ -23,6 +24,7 @@ class Session:
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
+        reach("session")
         micro_batches = check_memory(plan)
         if plan.threads:
             torch.set_num_threads(plan.threads)
@@ -55,6 +57,8 @@ class Session:
         if plan.settings.oom == "stop":
             self.learner.max_micro_batches = 1
         self.learner.micro_batches = min(micro_batches, self.learner.max_micro_batches)
+        self._told_micro_batches = 1
+        self._tell_micro_batches(f"This batch does not fit into the memory of {plan.device}")
         options = CollectorOptions(
             env=plan.settings.env,
             seed=seed,
@@ -90,13 +94,17 @@ class Session:
             # `start` may replace the collector
             self._collect: Callable[[], None] = self._without_gradients(lambda: self.collector.step())
             self._collect_only: Callable[[], None] = self._play
-            self._update: Callable[[], None] = fast.Graph(self.learner.update, self.plan.graph, self.notify)
+            self._update: Callable[[], None] = self._graph(self.learner.update)
             self._collect_and_learn: Callable[[], None] = self._play_and_learn
             return
         self._update = self.learner.update
         self._collect = self._without_gradients(self.compiler(self.collector.step))
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
-        self._collect_and_learn = fast.Graph(self._play_and_learn, self.plan.graph, self.notify)
+        self._collect_and_learn = self._graph(self._play_and_learn)
+
+    def _graph(self, function: Callable[[], None]) -> fast.Graph:
+        """Return a function that learns, as a graph; where that does not fit into memory, batches are split."""
+        return fast.Graph(function, self.plan.graph, self.notify, self.learner.split_batches)
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
@@ -134,16 +142,30 @@ class Session:
             if self.learner.scheduled:
                 self.learner.progress.fill_(self.progress)
             self._follow_curriculum()
+            reach("iteration")
             self.learner.before_iteration()
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
                 self.collector.on_update(self.progress)
+                self._tell_micro_batches(f"{self.plan.device} ran out of memory")
             else:
                 self._collect_only()
             self.learner.after_iteration()
             self.iterations += 1
             self.remembered += 1
+
+    def _tell_micro_batches(self, reason: str) -> None:
+        """Say that batches are split, once for each number of parts that proved to fit."""
+        parts = self.learner.micro_batches
+        if parts == self._told_micro_batches:
+            return
+        self._told_micro_batches = parts
+        size = self.plan.algo_config.batch_size
+        self.notify(
+            f"{reason}: gradients of a batch of {size:,} are computed in {parts} parts of {-(-size // parts):,} samples, one "
+            "after another, and are the same."
+        )
 
     def _follow_curriculum(self) -> None:
         """Enter the phase that is due. Never go back, even if a continued run has a larger budget."""
@@ -206,6 +228,7 @@ class Session:
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
+        counts |= {"micro_batches": self.learner.micro_batches}
         return counts | self.describe_phase()
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from contextlib import closing
@@ -15,9 +16,12 @@ import torch
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import UserError
+from redline.engine import hardware
+from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.run import final_evaluation, resume, thread_choice
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
+from redline.run.manifest import FOLDER
 from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
 from redline.run.progress import Progress, device_use, quantity
@@ -27,7 +31,10 @@ from redline.run.settings import Settings
 from redline.run.signals import StopSignals
 from redline.run.trust import signed
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70}  # by `stopped_by`; 0 for a limit
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
+_MAX_SKIPPED = (
+    100  # updates in a row without a finite gradient; float16 skips up to 15 until it has found its loss scale
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,36 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
         try:
             with RunLock(plan.run_dir, notify=progress.say) as lock:
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
-                return _train(plan, lock, progress)
-        except torch.OutOfMemoryError as error:
-            raise _out_of_memory(plan) from error
+                return _train_within_memory(plan, lock, progress)
         finally:
             torch.use_deterministic_algorithms(deterministic)
             torch.set_num_threads(threads)  # a session uses the plan's
+
+
+def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress) -> Run:
+    """Train; where memory runs out and smaller parts of batches do not help, once again from the newest checkpoint.
+
+    The failed iteration may be half done, so the state in memory cannot be used. Each repetition needs a newer checkpoint.
+    """
+    first = newest_checkpoint(plan.run_dir)
+    tried: set[str] = set()
+    while True:
+        try:
+            return _train(plan, lock, progress)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            newest = newest_checkpoint(plan.run_dir)
+            if plan.settings.oom == "stop" or newest in tried:
+                raise _out_of_memory(plan, newest) from error
+        free_caches()
+        tried.add(newest)
+        start = f"from {newest}" if newest else "from the start"
+        progress.say(
+            f"{plan.device} ran out of memory outside of a batch; memory is freed and the run goes on {start}."
+        )
+        if newest != first and newest:
+            plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, resume="auto"))
 
 
 def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
@@ -84,21 +115,40 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     with closing(resume.open_session(plan, progress.say)) as session:
         checkpoint = resume.load_checkpoint(plan, checkpoints)
         trainer = Trainer(plan, session, checkpoints, progress, checkpoint)
-        write_config(plan.run_dir, signed(plan.describe()))
+        write_config(plan.run_dir, trainer.describe())
         for line in (*notes, *opening_lines(plan)):
             progress.say(line)
-        stopped_by = trainer.run()
+        try:
+            stopped_by = trainer.run()
+        except Exception:
+            checkpoints.wait()
+            trainer.metrics.close()
+            raise
         result = trainer.result(stopped_by)
         write_json(plan.run_dir / RESULT, result)  # before the evaluation, which may be interrupted
         if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
             try:
-                result |= final_evaluation.evaluate_session(plan, session, progress)
+                result |= _evaluate(plan, session, progress)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("Interrupted in the evaluation: the agent is saved, without a score.") from None
             write_json(plan.run_dir / RESULT, result)
             if hint := final_evaluation.sampling_hint(plan, result, trainer.last_score):
                 progress.say(hint)
     return Run(plan.run_dir, result)
+
+
+def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
+    """Return the result of the final evaluation; nothing if there is too little memory for it."""
+    try:
+        return final_evaluation.evaluate_session(plan, session, progress)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    free_caches()
+    progress.say(
+        f"{plan.device} ran out of memory in the final evaluation; repeat it with redline eval {plan.run_dir}."
+    )
+    return {}
 
 
 class Trainer:
@@ -130,6 +180,10 @@ class Trainer:
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
+        self._recorded_micro_batches = session.learner.micro_batches
+        self._skipped: int | None = None  # updates skipped in all, at the last log point
+        self._skipped_in_row = 0
+        self._weights_lost = False  # they are NaN or infinite: there is nothing to save
         self._acted: int | None = int(session.learner.acted)  # None once the learner was seen to count its steps
 
     def run(self) -> str:
@@ -159,14 +213,18 @@ class Trainer:
                     self._save(background=True)
                     saved_at = time.monotonic()
 
-                stopped_by = signals.caught or self.budget.reached(*self._used())
+                stopped_by = self._diverged() or signals.caught or self.budget.reached(*self._used())
             self.clock.stop()
             self.checkpoints.wait()
-            if self.checkpoints.last_step != session.env_steps:
+            if self.checkpoints.last_step != session.env_steps and not self._weights_lost:
                 self.progress.start_activity("Saving")
                 self._save(background=False)
         self.metrics.close()
         return stopped_by
+
+    def describe(self) -> dict[str, Any]:
+        """Return the content of config.json."""
+        return signed(self.plan.describe()) | {"micro_batches": self.session.learner.micro_batches}
 
     def _used(self) -> tuple[int, int, float]:
         """What of the budget is used: environment steps, episodes and seconds of training."""
@@ -198,7 +256,13 @@ class Trainer:
             **episode_stats,
             **session.read_metrics(session.updates - self._logged_updates),
             **device_use(self.plan.device),
+            "memory/peak_bytes": hardware.peak_bytes(self.plan.device),
+            "micro_batches": session.learner.micro_batches,
         }
+        if session.learner.micro_batches != self._recorded_micro_batches:
+            self._recorded_micro_batches = session.learner.micro_batches
+            write_config(self.plan.run_dir, self.describe())
+        self._count_skipped(session.updates - self._logged_updates, int(record.get("skipped_updates", 0)))
         self._logged_updates = session.updates
         self._score = record.get("score")
         self.last_score = record.get("score", self.last_score)
@@ -206,6 +270,30 @@ class Trainer:
         done = self.budget.progress(*self._used())
         self.progress.show(record, done, seconds_left(done, self.clock.training))
         return seconds
+
+    def _count_skipped(self, updates: int, skipped: int) -> None:
+        """Count the updates in a row that were skipped: a row ends at a log point before which one was taken."""
+        if not updates:
+            return
+        new = skipped - (self._skipped or 0) if self._skipped is not None else min(skipped, updates)
+        self._skipped = skipped
+        self._skipped_in_row = self._skipped_in_row + new if new >= updates else 0
+
+    def _diverged(self) -> str:
+        """Return why training cannot go on if no update had a finite gradient for long, and say what to do."""
+        if self._skipped_in_row < _MAX_SKIPPED:
+            return ""
+        weights = self.session.learner.state_dict()["model"]
+        bad = [name for name, x in weights.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
+        self._weights_lost = bool(bad)
+        state = "The weights are finite."
+        if bad:
+            state = f"The weight '{bad[0]}' is not finite: the last good checkpoint is kept."
+        self.progress.say(
+            f"Training has diverged: the last {self._skipped_in_row:,} updates had no finite gradient and were skipped. "
+            f"{state} Continue with a lower learning rate or with --precision fp32, and check the environment's rewards."
+        )
+        return "diverged"
 
     def _save(self, background: bool) -> None:
         session = self.session
@@ -245,14 +333,24 @@ class Trainer:
             "env_steps_per_second": (session.env_steps - before[1]) / seconds,
             "samples_per_second": (session.samples_trained - before[2]) / seconds,
             "seconds_to_first_update": self.first_update,
+            "peak_memory_bytes": hardware.peak_bytes(plan.device),
+            "micro_batches": session.learner.micro_batches,
             "stopped_by": stopped_by,
             "settings": plan.describe(),
         }
 
 
-def _out_of_memory(plan: Plan) -> UserError:
+def newest_checkpoint(run_dir: Path) -> str:
+    """Return the name of the newest checkpoint in a run folder; an empty string if there is none."""
+    folder = run_dir / "checkpoints"
+    names = [path.name for path in folder.iterdir() if FOLDER.fullmatch(path.name)] if folder.is_dir() else []
+    return max(names, default="")
+
+
+def _out_of_memory(plan: Plan, checkpoint: str) -> UserError:
+    saved = f" The run is saved in {checkpoint}: the same command continues it." if checkpoint else ""
     smaller = " or a smaller --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
     return UserError(
         f"{plan.device} ran out of memory; use fewer environments (--num-envs, now {plan.num_envs:,}), a smaller batch "
-        f"(--batch-size, now {plan.algo_config.batch_size:,}){smaller}."
+        f"(--batch-size, now {plan.algo_config.batch_size:,}){smaller}.{saved}"
     )
