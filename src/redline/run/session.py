@@ -228,7 +228,6 @@ class Session:
 
     def counters(self) -> dict[str, Any]:
         counts = {"iterations": self.iterations, "updates": self.updates, "remembered": self.remembered}
-        counts |= {"micro_batches": self.learner.micro_batches}
         return counts | self.describe_phase()
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:

@@ -305,6 +305,7 @@ class Trainer:
             "preparation": self.clock.preparation,
             "episodes": self.episodes,
             "samples_trained": session.samples_trained,
+            "micro_batches": session.learner.micro_batches,
         }
         # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
         level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
