@@ -223,8 +223,9 @@ class Trainer:
         return stopped_by
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of config.json."""
-        return signed(self.plan.describe()) | {"micro_batches": self.session.learner.micro_batches}
+        """Return the content of config.json: the settings and, where batches are split to fit into memory, the parts."""
+        parts = self.session.learner.micro_batches
+        return signed(self.plan.describe()) | ({"micro_batches": parts} if parts > 1 else {})
 
     def _used(self) -> tuple[int, int, float]:
         """What of the budget is used: environment steps, episodes and seconds of training."""
