@@ -60,9 +60,14 @@ class Loop:
         return profiler.report()
 
 
-def gains(before: dict[str, Any], after: dict[str, Any], per: str = "samples_per_second") -> tuple[float, float]:
+def fastest(make: Callable[[], Loop], steps: int) -> dict[str, Any]:
+    """The record of the fastest of three runs: others may be using this machine."""
+    return max((make().run(steps) for _ in range(3)), key=lambda record: float(record["samples_per_second"]))
+
+
+def gains(before: dict[str, Any], after: dict[str, Any]) -> tuple[float, float]:
     """Predicted and measured gain of the first advice."""
-    return before["advice"][0]["predicted_gain"], after[per] / before[per]
+    return before["advice"][0]["predicted_gain"], after["samples_per_second"] / before["samples_per_second"]
 
 
 def test_slow_environment_is_named_and_more_workers_help() -> None:
@@ -76,9 +81,9 @@ def test_slow_environment_is_named_and_more_workers_help() -> None:
 
 
 def test_tiny_batch_is_named_and_a_larger_one_helps() -> None:
-    before = Loop(batch_size=8, width=64).run(60)
+    before = fastest(lambda: Loop(batch_size=8, width=64), 60)
     assert before["advice"][0]["cause"] == "tiny batch"
-    predicted, measured = gains(before, Loop(batch_size=64, width=64).run(60))
+    predicted, measured = gains(before, fastest(lambda: Loop(batch_size=64, width=64), 60))
     assert predicted > 2
     assert measured - 1 >= (predicted - 1) / 2
 
