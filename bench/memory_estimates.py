@@ -9,8 +9,10 @@ On a GPU the peak is torch.cuda.max_memory_allocated; on the CPU it is read from
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -172,6 +174,7 @@ def measure(name: str, quick: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--commit", default="-", help="named in the file where there is no repository")
     parser.add_argument("--quick", action="store_true", help="small sizes, on the CPU")
     parser.add_argument("--only", nargs="*", default=list(CASES), help="names of configurations")
     options = parser.parse_args()
@@ -184,7 +187,11 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     hardware = "CPU" if options.quick else torch.cuda.get_device_name()
     if options.out:
-        record = {"hardware": hardware, "torch": torch.__version__, "rows": rows}
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout
+        record = {"commit": commit.strip() or options.commit, "date": f"{datetime.date.today()}", "hardware": hardware}
+        record |= {"torch": torch.__version__, "rows": rows}
         options.out.write_text(json.dumps(record, indent=2) + "\n")
     print(f"\n{'configuration':30} {'estimate':>10} {'measured':>10} {'ratio':>6}")
     for row in rows:

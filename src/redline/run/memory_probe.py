@@ -99,8 +99,20 @@ def measure(device: torch.device, function: Callable[[], Any]) -> tuple[int, int
     return peak - before, live - before
 
 
+_probes: dict[str, Probe] = {}  # of this process, by everything that decides them
+
+
 def measure_plan(plan: Plan) -> Probe:
-    """Measure the plan's learner. Raises whatever the learner raises; takes about a second."""
+    """Measure the plan's learner. Raises whatever the learner raises; takes about a second the first time."""
+    steps = min(getattr(plan.algo_config, "rollout_steps", 1), _ROLLOUT_STEPS)
+    decisive = plan.settings.env, plan.rules, plan.algo.name, _small(plan, 1, 1, steps)
+    key = repr((*decisive, plan.precision, plan.device, plan.backplay))
+    if key not in _probes:
+        _probes[key] = _measure_plan(plan)
+    return _probes[key]
+
+
+def _measure_plan(plan: Plan) -> Probe:
     sizes = _GPU_SIZES if plan.device.type == "cuda" else _CPU_SIZES
     if plan.device.type == "cuda":  # libraries allocate their workspaces at the first call
         _measure_update(plan, sizes[0])
@@ -109,7 +121,7 @@ def measure_plan(plan: Plan) -> Probe:
     weights, step = updates[0].weights, updates[0].step
     gradient = _line(sizes, [update.gradient for update in updates])
     # With few samples the peak comes when the gradients of the weights exist, with many when the activations do.
-    while 4 * gradient.fixed > gradient.each * sizes[1] and sizes[1] < _LARGEST:
+    while 16 * gradient.fixed > gradient.each * sizes[1] and sizes[1] < _LARGEST:
         sizes = sizes[1], _GROWTH * sizes[1]
         updates = [updates[1], _measure_update(plan, sizes[1])]
         gradient = _line(sizes, [update.gradient for update in updates])

@@ -65,6 +65,11 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     return "".join(_SPARKS[round((len(_SPARKS) - 1) * (x - low) / span)] if span else _SPARKS[0] for x in means)
 
 
+def _peak(record: dict[str, Any]) -> str:
+    """The peak of memory in a log record, where it has one: `, peak 1.5`."""
+    return f", peak {record['memory/peak_bytes'] / 2**30:.1f}" if "memory/peak_bytes" in record else ""
+
+
 def device_use(device: torch.device) -> dict[str, float]:
     """Memory in GB and, if NVML answers, use of the GPU in percent; on a CPU memory and CPU use of the process.
 
@@ -194,7 +199,7 @@ class Progress:
             "samples/s": quantity(record["samples_per_second"]),
             self.score_name: f"{record['score']:.2f}" if "score" in record else "-",
             "loss": f"{record['loss']:.4f}" if "loss" in record else "-",
-            "memory": f"{record['memory_gb']:.1f} GB",
+            "memory": f"{record['memory_gb']:.1f} GB{_peak(record)}",
             "done": done,
             "left": left,
         }
