@@ -199,6 +199,33 @@ def test_float32_products_are_rounded_only_where_asked(precision: str, rounds: b
     assert torch.backends.cudnn.allow_tf32 == rounds
 
 
+def test_a_session_whose_compiler_fails_trains_as_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend raises while it compiles: nothing is done twice or lost, and the reason is told once."""
+    torch.compiler.reset()
+    notes: list[str] = []
+    real = torch.compile
+
+    def failing_backend(graph: Any, inputs: Any) -> Any:
+        del graph, inputs
+        raise ValueError("no code for this processor")
+
+    def compile_(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        options.pop("options")
+        return real(function, backend=failing_backend, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    plan = dataclasses.replace(tiny(), rules=walk())
+    ours = Session(dataclasses.replace(plan, compile=True), notes.append)
+    theirs = Session(dataclasses.replace(plan, compile=False), pytest.fail)
+    for session in (ours, theirs):
+        session.iterate(12)
+    assert len(notes) == 1
+    assert notes[0].startswith("Running without compilation: torch.compile failed (")
+    assert "no code for this processor" in notes[0]
+    assert ours.updates > 0
+    assert_same(ours, theirs, exact=True)
+
+
 # ---- CUDA graphs, with a device made up: what runs while it captures is recorded, not done
 
 
@@ -391,7 +418,9 @@ def test_compiled_equals_eager() -> None:
     for _ in range(5):
         losses = []
         for session in (ours, theirs):
-            session.iterate(10)
+            # After both kinds of iteration have run, nothing may be compiled again.
+            with torch.compiler.set_stance("fail_on_recompile" if ours.updates and theirs.updates else "default"):
+                session.iterate(10)
             losses.append(session.read_metrics(10)["loss"])
         assert losses[0] == pytest.approx(losses[1], rel=1e-3)
         assert_same(ours, theirs, exact=False)

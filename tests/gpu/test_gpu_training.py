@@ -163,6 +163,29 @@ def test_random_actions_are_random(trained: Trained, looks_uniform: Callable[[Te
     assert len({tuple(row.tolist()) for row in actions}) == STEPS - GRAPHED
 
 
+def test_every_replay_draws_another_batch() -> None:
+    """The samples of replayed gradient steps, noted on the device as they are drawn."""
+    session = session_of("cuda", WAYS["graph"])
+    ring = session.learner.memory.ring
+    draw, noted = ring.draw, torch.zeros(128, dtype=torch.int64, device="cuda")
+
+    def note(*arguments: Any) -> Any:
+        samples = draw(*arguments)
+        noted.copy_(samples.row * NUM_ENVS + samples.env_index)
+        return samples
+
+    ring.draw = note
+    session.iterate(GRAPHED + 2)
+    assert session._collect_and_learn.graph is not None
+    batches = []
+    for _ in range(20):
+        session.iterate(1)
+        session.synchronize()
+        batches.append(noted.cpu())
+    assert len({tuple(batch.tolist()) for batch in batches}) == len(batches)
+    assert len(torch.cat(batches).unique()) > 10 * 128, "few samples are drawn twice"
+
+
 def test_an_iteration_never_waits(trained: Trained) -> None:
     before = trained.session.iterations
     torch.cuda.synchronize()

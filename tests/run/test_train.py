@@ -23,6 +23,7 @@ import torch
 
 import redline
 from redline import cli
+from redline.algos import dqn
 from redline.cli.command import COMMANDS
 from redline.cli.parse import parse
 from redline.core import faults
@@ -760,6 +761,21 @@ def test_deterministic_runs_the_same(tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(False)
     go(tmp_path / "plain", steps=160, eval_episodes=0)
     assert differences(newest(tmp_path / "strict"), newest(tmp_path / "plain")) == []
+
+
+def test_an_operation_that_is_not_deterministic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence that names it, and torch's switch is off again; without --deterministic it is allowed."""
+    update = dqn.Learner.update
+
+    def with_put(learner: dqn.Learner) -> None:
+        torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
+        update(learner)
+
+    monkeypatch.setattr(dqn.Learner, "update", with_put)
+    with pytest.raises(UserError, match=r"deterministic is on, but put_ has no deterministic implementation on cpu;"):
+        go(tmp_path / "strict", steps=160, deterministic=True, eval_episodes=0)
+    assert not torch.are_deterministic_algorithms_enabled()
+    go(tmp_path / "plain", steps=160, eval_episodes=0)
 
 
 def test_accumulated_batches_count_as_samples(tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ class Graph:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and first line of an error."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+    """Return the type and first line of an error, and the next line where the first ends with a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    text = " ".join(lines[:2]) if len(lines) > 1 and lines[0].endswith(":") else "".join(lines[:1])
+    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__

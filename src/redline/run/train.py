@@ -66,6 +66,10 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
             with RunLock(plan.run_dir, notify=progress.say) as lock:
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
                 return _train_within_memory(plan, lock, progress)
+        except RuntimeError as error:
+            if settings.deterministic and "deterministic" in str(error):
+                raise _not_deterministic(plan, error) from error
+            raise
         finally:
             torch.use_deterministic_algorithms(deterministic)
             torch.set_num_threads(threads)  # a session uses the plan's
@@ -340,6 +344,14 @@ class Trainer:
             "stopped_by": stopped_by,
             "settings": plan.describe(),
         }
+
+
+def _not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
+    operation = str(error).strip().partition(" ")[0]
+    return UserError(
+        f"deterministic is on, but {operation} has no deterministic implementation on {plan.device}; drop --deterministic, or "
+        "change the options of the network or the algorithm that need it."
+    )
 
 
 def newest_checkpoint(run_dir: Path) -> str:
