@@ -1,4 +1,4 @@
-"""Tune environments beside the defaults: `python bench/tune.py [--envs snake,tetris] [--seconds 60] [--out FILE]`.
+"""Tune environments beside the defaults: `python bench/tune.py [--envs snake,tetris] [--seconds 40] [--out FILE]`.
 
 For each environment, `redline tune` searches for at most so many seconds; the ratio to the defaults comes from its last round,
 in which both train as a user would, in turns. It is 1 where the defaults stay.
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", default="snake,tetris,gym:CartPole-v1")
     parser.add_argument("--algo", default="auto")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each environment")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for each environment")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--out", default="")

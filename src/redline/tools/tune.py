@@ -26,10 +26,12 @@ from redline.run.thread_choice import decide
 from redline.tools.trial import ChildTrial
 from redline.tools.tune_search import WORTH, Candidate, Row, Search, compare, largest_batch
 
-_SEARCH_SHARE = 0.45  # of the time for sizes, where the finalists must then be compiled
+# Share of the time for sizes, where the finalists must then be compiled; short trials need less of it on a GPU.
+_SEARCH_SHARE = {"cpu": 0.4, "cuda": 0.3}
 _EAGER_SEARCH_SHARE = 0.6  # where they need not
 _BATCH_SECONDS = 8.0  # at most, for the largest batch
 _FINAL_SECONDS = 5.0  # at least, for measuring the finalists once they are ready
+_AUTOTUNE_SECONDS = 60.0  # at least, to compile with max-autotune
 CAUTION = (
     "Faster is not always better: more environments and larger batches mean fewer updates in the same number of steps; "
     "compare scores before you rely on it."
@@ -64,7 +66,7 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
         best, batch, iteration = _search(plan, base, started, seconds, show)
         # The finalists are measured at the end: compiled iterations are short.
         ready = started + seconds - max(_FINAL_SECONDS, iteration if plan.compile else 5 * iteration)
-        finalists = _finalists(plan, defaults, best)
+        finalists = _finalists(plan, defaults, best, ready - time.perf_counter())
         ratios = compare(finalists, base, opened, (ready, started + seconds), show) if len(finalists) > 1 else {}
         winner = max(ratios, key=lambda candidate: ratios[candidate], default=defaults)
         if ratios.get(winner, 0.0) < WORTH:
@@ -96,21 +98,22 @@ def _search(
 ) -> tuple[Candidate, tuple[int, str], float]:
     """Return the fastest candidate without compilation, the largest batch with the reason for its limit, and the seconds of
     an iteration of that candidate."""
-    deadline = started + seconds * (_SEARCH_SHARE if plan.compile else _EAGER_SEARCH_SHARE)
+    share = _SEARCH_SHARE.get(plan.device.type, _EAGER_SEARCH_SHARE) if plan.compile else _EAGER_SEARCH_SHARE
+    deadline = started + seconds * share
     with closing(Search(dataclasses.replace(base, compile=False), deadline, show)) as search:
         best = search.run()
         batch = largest_batch(search.trial.plan, time.perf_counter() + min(_BATCH_SECONDS, 0.08 * seconds))
         return best, batch, search.trial.iteration_seconds
 
 
-def _finalists(plan: Plan, defaults: Candidate, best: Candidate) -> list[Candidate]:
-    """Return the candidates to compare as they would train, the defaults first."""
+def _finalists(plan: Plan, defaults: Candidate, best: Candidate, seconds: float) -> list[Candidate]:
+    """Return the candidates to compare as they would train, the defaults first. seconds: left to compile them."""
     finalists = [defaults]
     if best.fields or best.algo_options:
         finalists.append(dataclasses.replace(best, label="best sizes", fields={**best.fields, "compile": plan.compile}))
     if plan.settings.compile is None and not plan.compile and plan.hardware.compiler:
         finalists.append(dataclasses.replace(best, label="compiled", fields={**best.fields, "compile": True}))
-    if plan.compile and plan.device.type == "cuda":
+    if plan.compile and plan.device.type == "cuda" and seconds > _AUTOTUNE_SECONDS:
         modes = {"compile": True, "compile_mode": "max-autotune"}
         finalists.append(dataclasses.replace(best, label="max-autotune", fields={**best.fields, **modes}))
     return finalists
