@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import threading
@@ -15,6 +14,7 @@ import torch
 
 from redline.core.errors import UserError, nearest
 from redline.run.progress import quantity
+from redline.tools.profile_counters import GpuSampler
 
 Figure = dict[str, Any]  # value: the median per second; low, high: of the repeats; repeats; and anything beside it
 _SAMPLE_SECONDS = 0.05
@@ -36,46 +36,43 @@ def shown(figure: Figure | None) -> str:
 
 
 class Use:
-    """Use of the device and peak memory while the block runs, from samples that a thread takes.
+    """Use of the device and peak memory while the block runs.
 
-    `record` then has `gpu_percent` (where NVML answers) and `peak_bytes` allocated on a GPU; on a CPU `cpu_percent` of
-    this process, 100 for each core, and the `peak_bytes` it occupied.
+    `record` then has `gpu_percent` (where NVML or nvidia-smi answers) and the `peak_bytes` allocated on a GPU; on a CPU
+    `cpu_percent` of this process, 100 for each core, and the most bytes it occupied, from samples that a thread takes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.record = device, dict[str, float]()
-        self._percents: list[float] = []
-        self._resident = 0
+        self._gpu = GpuSampler(device)  # does nothing without a GPU
+        self._process, self._resident = psutil.Process(), 0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="device-use", daemon=True)
-        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._sample, name="memory-use", daemon=True)
 
     def __enter__(self) -> Use:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        self._gpu.__enter__()
         self._process.cpu_percent()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._gpu.__exit__()
         self._done.set()
         self._thread.join()
         if self.device.type == "cuda":
-            self.record["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
-            if self._percents:
-                self.record["gpu_percent"] = statistics.fmean(self._percents)
+            means = self._gpu.means()
+            self.record = {"peak_bytes": torch.cuda.max_memory_allocated(self.device)}
+            self.record |= {"gpu_percent": means["use_percent"]} if means else {}
         else:
             self.record = {"peak_bytes": self._resident, "cpu_percent": self._process.cpu_percent()}
 
     def _sample(self) -> None:
-        with contextlib.suppress(Exception):  # no NVML bindings, or a driver without figures: there are no samples then
-            while True:
-                if self.device.type == "cuda":
-                    self._percents.append(float(torch.cuda.utilization(self.device)))
-                else:
-                    self._resident = max(self._resident, self._process.memory_info().rss)
-                if self._done.wait(_SAMPLE_SECONDS):
-                    return
+        while True:
+            self._resident = max(self._resident, self._process.memory_info().rss)
+            if self._done.wait(_SAMPLE_SECONDS):
+                return
 
 
 # -------------------------------------------------------------------------------------------------------- comparison
