@@ -1,8 +1,9 @@
 """Make docs/benchmarks.md from bench/results/*.json: `python bench/make_benchmarks_page.py [--check]`.
 
-Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out` are
-called bench-*.json and share one. A row takes its commit, date and
-hardware from the record it stands in, or from the file. `--check` writes nothing and fails if the page is out of date.
+Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out`,
+bench/tune.py and bench/precision.py are called bench-*, tune-* and precision-*.json and share one each. A row takes its
+commit, date and hardware from the record it stands in, or from the file. `--check` writes nothing and
+fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -337,8 +338,41 @@ def bench_tables(file: Record) -> Iterator[Row]:
                 yield Row(REPLAY, what, with_spread(figure, "samples/s"))
     if "collect" in file:
         yield from _collect(file["collect"], file["collect"]["env"], file)
+    table = file.get("switches", {"rows": ()})
+    for row in table["rows"]:
+        if "ratio" in row:
+            change = f"{row['switch']}, {row['off']} to {row['on']}"
+            what = f"`redline bench switches {table['env']}`, {table['algo'].upper()}: {change}"
+            yield Row(SPEED, what, f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f}) times")
 
 
+def tune(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/tune.py wrote."""
+    for env, result in file["tune"].items():
+        changed = {name: value for name, value in result["tuned"].items() if value != result["defaults"][name]}
+        words = ", ".join(f"{name} {value}" for name, value in changed.items()) or "the defaults stay"
+        what = f"`redline tune {env}`, {result['algo'].upper()}, {result['seconds']:.0f} s: {words}"
+        yield Row(SPEED, what, f"{result['ratio']:.2f} times the defaults")
+
+
+def precision(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/precision.py wrote."""
+    steps = quantity(file["settings"]["steps"])
+    for name, row in file["precisions"].items():
+        speed = row["speed"].get("env_steps_per_second")
+        words = [f"{quantity(speed)} env-steps/s"] if speed else []
+        if "score_mean" in row:
+            words.insert(0, f"{row['score_mean']:.2f} foods ({row['score_low']:.2f} to {row['score_high']:.2f})")
+        if words:
+            yield Row(
+                LEARNING,
+                f"Snake with PPO in {name}, {steps} steps, {len(row.get('scores', ()))} seeds",
+                ", ".join(words),
+            )
+
+
+# Files whose names begin like this share an extractor.
+SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {"bench-": bench_tables, "tune-": tune, "precision-": precision}
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "collect-mario-cpu": collecting,
@@ -373,7 +407,8 @@ def page(results: Path = RESULTS) -> str:
     """Return the text of docs/benchmarks.md."""
     tables: dict[str, list[str]] = {section: [] for section in INTRODUCTION}
     for path in sorted(results.glob("*.json")):
-        extract = bench_tables if path.stem.startswith("bench-") else EXTRACTORS.get(path.stem)
+        shared = [extract for prefix, extract in SHARED.items() if path.stem.startswith(prefix)]
+        extract = shared[0] if shared else EXTRACTORS.get(path.stem)
         if extract is None:
             raise SystemExit(f"{path} has no extractor; add one to EXTRACTORS in {Path(__file__).name}.")
         file = json.loads(path.read_text(encoding="utf-8"))

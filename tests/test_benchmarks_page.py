@@ -29,7 +29,7 @@ def test_the_page_is_up_to_date(script: ModuleType) -> None:
 
 def test_every_result_file_has_rows_with_commit_and_date(script: ModuleType) -> None:
     files = {path.stem for path in (ROOT / "bench" / "results").glob("*.json")}
-    assert {name for name in files if not name.startswith("bench-")} == set(script.EXTRACTORS)
+    assert {name for name in files if not name.startswith(tuple(script.SHARED))} == set(script.EXTRACTORS)
     rows = [line for line in script.page().splitlines() if line.endswith(".json) |")]
     assert {re.search(r"\[([\w-]+)\]", row)[1] for row in rows} == files  # type: ignore[index]
     for row in rows:
@@ -51,6 +51,29 @@ def test_a_changed_figure_changes_the_page(script: ModuleType, tmp_path: Path) -
     (tmp_path / "unknown.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"unknown\.json has no extractor"):
         script.page(tmp_path)
+
+
+def test_tuning_precisions_and_switches_have_rows(script: ModuleType, tmp_path: Path) -> None:
+    machine = {"hardware": "NVIDIA H200, 16 CPU cores", "commit": "abcdef0", "date": "2026-11-18"}
+    result = {"algo": "ppo", "ratio": 1.5, "seconds": 60.2, "defaults": {"num_envs": 8}, "tuned": {"num_envs": 16}}
+    row = {"scores": [1.0, 2.0], "score_mean": 1.5, "score_low": 1.0, "score_high": 2.0}
+    row |= {"speed": {"env_steps_per_second": 2.5e7}}
+    switch = {"switch": "compile", "off": "off", "on": "on", "ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}
+    switches = {"env": "snake", "algo": "ppo", "rows": [switch, {"switch": "threads", "reason": "needs a CPU"}]}
+    files = {
+        "tune-h200": {"tune": {"snake": result}},
+        "precision-h200": {"settings": {"steps": 1e8}, "precisions": {"bf16": row, "fp16": {"speed": {}}}},
+        "bench-switches-h200": {"switches": switches},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(machine | content))
+    text = script.page(tmp_path)
+    assert "| `redline tune snake`, PPO, 60 s: num_envs 16 | 1.50 times the defaults | H200 |" in text
+    assert (
+        "| Snake with PPO in bf16, 100 M steps, 2 seeds | 1.50 foods (1.00 to 2.00), 25 M env-steps/s | H200 |" in text
+    )
+    assert "| `redline bench switches snake`, PPO: compile, off to on | 2.00 (1.90 to 2.10) times | H200 |" in text
+    assert "threads" not in text
 
 
 def test_tables_of_redline_bench_have_rows_with_spread_and_use(script: ModuleType, tmp_path: Path) -> None:
