@@ -81,6 +81,8 @@ WITHOUT_TORCH = [
     ["bench", "replay", "--env", "gym:CartPole-v1"],
     ["train", "gym"],
     ["train", "gym:"],
+    ["train", "snake", "--ppo.hidden", "a,b"],
+    ["help", "nothing"],
     ["train", "gym:CartPole-v1", "--env.kwargs", "3"],
 ]
 PROGRAM = """
@@ -226,6 +228,37 @@ def test_general_help_shows_no_options_of_a_game_or_algorithm() -> None:
     assert "--config" in listed
     assert "--save-replay / --no-save-replay" in text
     assert not any("." in name for name in listed)
+
+
+def test_help_of_a_command_by_either_name() -> None:
+    assert call("help", "train") == call("train", "--help")
+    assert call("help", "train", "snake") == call("train", "snake", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("train", "gym"), "'gym' names no environment; give its id, as in gym:CartPole-v1."),
+        (("train", "snake", "--ppo.hidden", "a,b"), "ppo.hidden is 'a,b'; expected whole numbers separated by commas"),
+        (("train", "gym:X-v0", "--env.kwargs", "3"), "env.kwargs needs a name: give --env.kwargs.NAME VALUE for each."),
+        (("check", "gym:CartPole-v1"), "redline check runs the contract of tensor games, and gym:CartPole-v1 is a CPU"),
+        (("bench", "replay", "--env", "mario"), "redline bench replay measures the memory of tensor games, and mario"),
+        (("eval", "snake"), "There is no run folder snake; did you mean 'runs/snake-ppo'?"),
+        (
+            ("report", "damaged"),
+            "damaged/config.json could not be read: it is not valid JSON; restore it or train into",
+        ),
+    ],
+)
+def test_a_mistake_is_explained(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("runs/snake-ppo", json.dumps(RUN)), ("damaged", "{")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    _, _, err = call(*words)
+    assert err.startswith(f"redline: {sentence}")
 
 
 def test_help_for_an_environment_that_does_not_exist() -> None:

@@ -56,6 +56,12 @@ def test_a_module_in_the_current_folder_is_found(corridor: str) -> None:
         make_rules("gym:nowhere:A-v0").game.spec(GymConfig())
 
 
+def test_a_module_of_environments_is_no_game(corridor: str) -> None:
+    module = corridor.split(":")[1]
+    with pytest.raises(UserError, match=f"The module '{module}' defines none; .* with Gymnasium is gym:{module}:ID"):
+        load_game(module)
+
+
 def test_constructor_arguments_reach_the_environment(corridor: str) -> None:
     rules = make_rules(corridor, {"kwargs": {"length": 2, "slippery": False}})
     assert rules.config.kwargs == {"length": 2, "slippery": False}
@@ -135,6 +141,43 @@ def test_entries_that_are_no_numbers_are_dropped_and_named(capsys: pytest.Captur
     envs.reset(0)
     envs.step(np.zeros(2, np.int64))
     assert envs.obs.tolist() == [[3, 4], [3, 4]]
+
+
+class Pair(Told):
+    """An observation of a text, a number and a pair of a number and a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = spaces.Tuple((spaces.Discrete(3), spaces.Text(8)))
+        self.observation_space = spaces.Tuple((spaces.Text(8), spaces.Box(0, 9, (2,), np.float32), inner))
+
+    def _observe(self) -> Any:
+        return "go", np.array([3, 4], np.float32), (1, "there")
+
+
+gymnasium.register("ToyPair-v0", Pair, disable_env_checker=True)
+
+
+def test_entries_of_a_tuple_are_dropped_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    envs = GymEnvs(load_game("gym:ToyPair-v0"), GymConfig(), 2)
+    assert "they are no numbers: 0 (Text), 2.1 (Text)." in capsys.readouterr().err
+    envs.reset(0)
+    assert envs.obs.tolist() == [[3, 4, 0, 1, 0]] * 2
+
+
+def test_warnings_of_gymnasium_are_one_line(
+    capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    game = load_game("gym:CartPole")
+    assert game.spec(GymConfig()).num_actions == 2
+    assert capsys.readouterr().err == (
+        "gym:CartPole: Using the latest versioned environment `CartPole-v1` instead of the unversioned environment "
+        "`CartPole`.\n"
+    )
+    with pytest.raises(UserError, match="Please use `Taxi-v4` instead"):
+        load_game("gym:Taxi-v3").spec(GymConfig())
+    assert capsys.readouterr().err == ""
+    assert not recwarn.list
 
 
 # Environments that fail.

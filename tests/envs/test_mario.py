@@ -18,6 +18,7 @@ import old_mario
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
+from PIL import Image
 
 from redline import cli, recipes
 from redline.collect.episode_stats import CPUEpisodeStats
@@ -30,6 +31,7 @@ from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
+from redline.tools import watch
 
 CPU = torch.device("cpu")
 NOTHING, RIGHT, RIGHT_JUMP, RUN, RUN_JUMP, JUMP, LEFT = range(7)
@@ -64,6 +66,26 @@ def envs_of(count: int = 1, time_limit: int = 0, **options: Any) -> GymEnvs:
 def play(envs: GymEnvs, *actions: int) -> None:
     for action in actions:
         envs.step(np.full(len(envs.envs), action))
+
+
+@pytest.mark.usefixtures("old")
+def test_mario_is_watched_by_its_screen(tmp_path: Path) -> None:
+    rules = make_rules("mario", {"size": 8, "frame_skip": 4, "grey": True, "stack": 2})
+    assert watch.why_not_drawn(rules) == ""
+
+    def run_right(obs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+        assert obs.shape == (1, 2, 8, 8)
+        return torch.tensor([RUN])
+
+    result = watch.record_gif(rules, run_right, 0, tmp_path / "mario.gif")
+    assert (result.won, result.outcome) == (False, "game over")  # the pit
+    assert result.score >= old_mario.PIT.start
+    with Image.open(tmp_path / "mario.gif") as picture:
+        assert picture.size == (256, 240)  # the screen, not what the network sees
+        assert picture.n_frames == result.length + 1
+    start = next(watch.play(rules, run_right, 0))
+    assert start.picture.shape == (240, 256, 3)
+    assert (start.picture == 40).all()  # the stand-in paints where Mario is
 
 
 def test_the_stand_in_is_as_broken_as_what_it_stands_for() -> None:

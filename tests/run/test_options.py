@@ -84,7 +84,7 @@ def test_real_numbers(text: str, number: float) -> None:
     assert parse_value(float, text, "rate") == number
 
 
-@pytest.mark.parametrize("kind", [int, float, int | None, float | None, tuple[int, ...]])
+@pytest.mark.parametrize("kind", [int, float, int | None, float | None])
 @pytest.mark.parametrize(
     "text", ["many", "nan", "inf", "-inf", "1e999", "20T", "M", "1.2.3", "--5", "1e", "0x10", "NaNk"]
 )
@@ -118,10 +118,11 @@ def test_tuples(text: str, value: tuple[int, ...]) -> None:
     assert parse_value(tuple[int, ...], text, "hidden") == value
 
 
-@pytest.mark.parametrize("text", ["256,x", "1;2", "1.5,2", "256 256"])
+@pytest.mark.parametrize("text", ["256,x", "1;2", "1.5,2", "256 256", "many", "nan", "1e999", "20T"])
 def test_no_tuples(text: str) -> None:
-    with pytest.raises(UserError, match=r"^hidden is '.+'; expected a"):
+    with pytest.raises(UserError) as error:
         parse_value(tuple[int, ...], text, "hidden")
+    assert str(error.value) == f"hidden is '{text}'; expected whole numbers separated by commas, such as 64,64."
 
 
 def test_choices() -> None:

@@ -442,3 +442,33 @@ def test_the_opening_names_the_source_of_settings() -> None:
         f"rollout_steps (default for tensor games on {tier}). config.json gives the reasons."
     )
     assert plan.name_sources() in opening_lines(plan)
+
+
+@pytest.mark.parametrize(
+    ("env", "machine", "requested", "line"),
+    [
+        ("snake", {"compiler": ""}, None, "no C++ compiler (g++ or clang++) was found; install one to train faster."),
+        ("gym:CartPole-v1", {}, None, "compiling takes longer than it saves for small networks and CPU environments."),
+        ("gym:CartPole-v1", {}, False, ""),  # whoever asked for it knows
+        ("snake", {}, False, ""),
+        ("snake", {}, None, None),
+        ("gym:CartPole-v1", {}, True, None),
+    ],
+)
+def test_the_opening_says_why_nothing_is_compiled(
+    env: str,
+    machine: dict[str, Any],
+    requested: bool | None,
+    line: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None: it is compiled. The reason is never that the environments take the time, which nobody has measured."""
+    pretend(monkeypatch, **{"device": "cpu"} | machine)
+    plan = resolve(Settings(env, compile=requested))
+    lines = opening_lines(plan)
+    assert [x for x in lines if x.startswith("Running without")] == (
+        [f"Running without compilation: {line}"] if line else []
+    )
+    assert [x.split(":")[0] for x in lines if "Compiling" in x] == (["Compiling"] if line is None else [])
+    assert ("compiled" in lines[0]) == plan.compile == (line is None)
+    assert not any("take the time" in x for x in lines)

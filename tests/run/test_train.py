@@ -499,6 +499,7 @@ def test_must_needs_a_checkpoint(tmp_path: Path, run: Path, capsys: Any) -> None
         go(tmp_path / "new", steps=HALF, resume="must")
     assert exit_code(tiny(tmp_path / "new", steps=HALF, resume="must")) == 2
     assert "resume is 'must'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()  # nothing is left of a refused run
     assert go(run, steps=HALF + 16, resume="must", eval_episodes=0)["env_steps"] == HALF + 16
 
 

@@ -463,7 +463,11 @@ def test_folders_that_are_no_runs_among_others(runs: Path) -> None:
         (["file"], 2, "There is no run folder file"),
         (["torn"], 74, "torn/config.json could not be read"),
         ([], 2, "redline report needs RUN [RUN ...]; see redline report --help."),
-        (["run", "--out", "file"], 74, "Cannot write file/report.md: File exists. Choose another folder with --out."),
+        (
+            ["run", "--out", "file"],
+            74,
+            "Cannot write file/report.md: file is a file, not a folder. Choose another folder with --out.",
+        ),
         (["run", "--to", "x"], 2, "redline report has no option --to"),
     ],
 )

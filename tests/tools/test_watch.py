@@ -343,6 +343,43 @@ def test_an_environment_that_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch)
         next(watch.play(envs.make_rules("gym:Walk-v0"), step_right, 0))
 
 
+class Blind(Walk):
+    """Has nothing to show, like most environments at first."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (as Gymnasium has it)
+
+    def __init__(self) -> None:  # not even the argument
+        super().__init__()
+
+    def render(self) -> Any:
+        raise NotImplementedError
+
+
+gymnasium.register("Blind-v0", entry_point=Blind, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("modes", [[], ["rgb_array"]])
+def test_an_environment_without_pictures(
+    modes: list[str], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Refused in one sentence, also if it promises pictures; Gymnasium's warnings do not reach the terminal."""
+    monkeypatch.setitem(Blind.metadata, "render_modes", modes)
+    if modes:
+        monkeypatch.setattr(Blind, "__init__", Walk.__init__)
+    rules = envs.make_rules("gym:Blind-v0")
+    sentence = "gym:Blind-v0 cannot be drawn, because it has no render mode rgb_array; redline eval plays it."
+    with pytest.raises(UserError) as raised:
+        next(watch.play(rules, step_right, 0))
+    assert str(raised.value) == sentence
+    assert watch.why_not_drawn(rules) == sentence
+    assert not [warning for warning in recwarn if "render" in str(warning.message)]
+
+
+def test_nothing_is_said_about_what_can_be_watched() -> None:
+    assert watch.why_not_drawn(envs.make_rules("gym:Walk-v0")) == ""
+    assert watch.why_not_drawn(small_rules()) == ""
+
+
 def test_a_game_without_cells_is_refused() -> None:
     rules = small_rules()
     rules = rules._replace(game=dataclasses.replace(rules.game, cells=None))

@@ -40,11 +40,20 @@ def test_no_game_ended_by_itself_and_the_score_is_at_most_0(scores: list[float],
     outcome = played(scores, finished=finished)
     text = wording.evaluation(record(outcome), SPEC)
     count = 500 * len(scores)
-    expected = "unknown: " if sum(scores) < 0 else "more than 0.00 (95 %): "
-    assert f"per game over {expected}0 game overs in {count:,} steps" in text
+    expected = "unknown" if sum(scores) < 0 else "more than 0.00 (95 %)"
+    line = f"per game over {expected}, since no game ended by itself in {count:,} steps"
+    assert (line in text, "per game over" in text) == (
+        not finished,
+        not finished,
+    )  # a mean of whole games needs no more
     assert f"{sum(scores) / len(scores):.2f}" in text
     closing = record(outcome) | {"eval_episodes": len(scores), "eval_max_steps": 4000}
-    assert wording.final_score(closing, SPEC)[0].startswith(f"Greedy score over {len(scores)} held-out games: ")
+    first, *notes = wording.final_score(closing, SPEC)
+    assert first.startswith(f"Greedy score over {len(scores)} held-out games: ")
+    ended = "no game" if sum(scores) < 0 else "score per game over: more than 0.00 (95 %), since no game"
+    stopped = f"{len(scores)} of them were stopped after 4,000 steps and count as they stood; {ended} ended by itself"
+    assert len(notes) == (not finished)
+    assert finished or notes[0].startswith(stopped)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -56,7 +65,7 @@ def test_the_table_of_several_such_runs(finished: bool) -> None:
     result = records[0] | over_runs(outcomes) | {"runs": records, "best": best, "worst": worst}
     text = wording.comparison(result, SPEC)
     assert "None" not in text
-    assert "unknown: 0 game overs in 2,000 steps" in text
+    assert ("unknown, since no game ended by itself in 2,000 steps" in text) == (not finished)
     assert ("per game over" in text.splitlines()[1]) == (not finished)
 
 
@@ -77,7 +86,15 @@ def test_the_score_per_game_over() -> None:
         "21.00 (95 %: 15.50 to 30.25): 2,000 game overs in 12,000 steps"
     )
     figures |= {"score_censored": None, "score_censored_high": None, "game_overs": 0}
-    assert wording.per_game_over(figures) == "more than 15.50 (95 %): 0 game overs in 12,000 steps"
+    assert wording.per_game_over(figures) == "more than 15.50 (95 %), since no game ended by itself in 12,000 steps"
+
+
+def test_the_best_score_is_not_rounded_up() -> None:
+    outcome = played([0.93, 0.5], game_over=True)
+    closing = record(outcome) | {"eval_episodes": 2, "eval_max_steps": 4000}
+    assert "(best 0.93)" in wording.final_score(closing, SPEC)[0]
+    assert "worst 0.50, best 0.93" in wording.evaluation(record(outcome), SPEC)
+    assert "worst -500, best 1" in wording.evaluation(record(played([-500.0, 1.0])), SPEC)
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def run(words: list[str]) -> int:
     """Run the command that `words` spell and return its exit code."""
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help") or words == ["help"]:
         print(help_text.overview())
         return 0
     if words[0] == "--version":
         print(f"redline {_version()}")
         return 0
+    if words[0] == "help":
+        words = [words[1], "--help", *words[2:]]
     name, rest = words[0], words[1:]
     if name not in COMMANDS.names():
         known = list(by_position())

@@ -66,7 +66,7 @@ def check_least(options: Any, **minima: float) -> None:
             raise UserError(f"{name} is {value:g}; expected at least {least:g}.")
 
 
-def show_progress(title: str, activity: str = "Loading PyTorch", erase: bool = False) -> Progress:
+def show_progress(title: str, erase: bool = False) -> Progress:
     """Return the display of what a command is doing, at first of loading torch. Enter it before importing torch.
 
     erase: remove the panel from a terminal at the end.
@@ -74,7 +74,7 @@ def show_progress(title: str, activity: str = "Loading PyTorch", erase: bool = F
     from redline.run.progress import Progress
 
     progress = Progress(title, erase=erase)
-    progress.start_activity(activity, announce="torch" not in sys.modules)
+    progress.start_activity("Loading PyTorch", announce="torch" not in sys.modules)
     return progress
 
 

@@ -33,6 +33,10 @@ class UnknownName(UserError):
     """No member has this name."""
 
 
+class NoMember(UnknownName):
+    """A module has this name, but does not define a member."""
+
+
 class ImportFailed(UserError):
     """The module of a member cannot be imported."""
 
@@ -146,7 +150,7 @@ class Registry(Generic[T]):
                 spec.origin and spec.origin.endswith(".py") and self._accepts(Path(spec.origin))
             ):
                 # A mistyped name may be that of any installed module: do not import what is no member.
-                raise UnknownName(f"{self.unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
+                raise NoMember(f"{self.unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
             try:
                 return importlib.import_module(name)
             except Exception as error:

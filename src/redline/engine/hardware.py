@@ -26,7 +26,7 @@ def pick_device(wanted: str) -> torch.device:
     kinds = ("auto", "cpu", "cuda", "mps")
     kind, colon, number = wanted.partition(":")
     if kind not in kinds or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
-        hint = nearest(wanted, kinds) or "."
+        hint = nearest("cuda" if wanted == "gpu" else wanted, kinds) or "."
         raise UserError(f"device is '{wanted}'{hint} Expected auto, cpu, cuda, cuda:N or mps.")
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

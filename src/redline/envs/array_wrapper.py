@@ -68,11 +68,14 @@ class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def keep_numbers(space: spaces.Space[Any], path: str = "") -> tuple[spaces.Space[Any] | None, list[str]]:
     """Return the part of `space` that can be flattened (None: nothing) and the paths of the entries left out."""
-    if isinstance(space, spaces.Dict):
-        parts = {key: keep_numbers(entry, f"{path}{key}") for key, entry in space.spaces.items()}
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        entries = space.spaces if isinstance(space, spaces.Dict) else {str(i): part for i, part in enumerate(space)}
+        parts = {key: keep_numbers(entry, f"{path}.{key}" if path else key) for key, entry in entries.items()}
         kept = {key: part for key, (part, _) in parts.items() if part is not None}
-        dropped = [entry for _, entries in parts.values() for entry in entries]
-        return (spaces.Dict(kept) if kept else None), dropped
+        dropped = [entry for _, missing in parts.values() for entry in missing]
+        if not dropped and isinstance(space, spaces.Tuple):
+            return space, []
+        return (spaces.Dict(kept) if kept else None), dropped  # of a Tuple, its entries by number
     if path and _unflattenable(space):
         return None, [f"{path} ({type(space).__name__})"]
     return (None if _unflattenable(space) else space), []
@@ -81,7 +84,8 @@ def keep_numbers(space: spaces.Space[Any], path: str = "") -> tuple[spaces.Space
 def select(space: spaces.Space[Any], obs: Any) -> Any:
     """Return the part of an observation that belongs to `space`, a result of `keep_numbers`."""
     if isinstance(space, spaces.Dict):
-        return {key: select(entry, obs[key]) for key, entry in space.spaces.items()}
+        by_number = isinstance(obs, tuple)
+        return {key: select(entry, obs[int(key) if by_number else key]) for key, entry in space.spaces.items()}
     return obs
 
 

@@ -53,7 +53,9 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         if brightest or grey or size:
             if not is_image(space):
                 option = "frame_max" if brightest else "grey" if grey else "size"
-                raise UserError(f"env.{option} is set, but the observation {space} is no image; remove env.{option}.")
+                raise UserError(
+                    f"env.{option} is set, but the observation of shape {space.shape} is no image; remove env.{option}."
+                )
             assert space.shape is not None
             height, width, channels = space.shape
             if grey and channels not in (1, 3):

@@ -181,7 +181,9 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
     is_bytes = space.dtype == np.uint8
     if config.binary:
         if not (is_bytes and len(space.shape) == 3):
-            raise UserError(f"env.binary is set, but the observation {space} is no image; remove env.binary.")
+            raise UserError(
+                f"env.binary is set, but the observation of shape {space.shape} is no image; remove env.binary."
+            )
         space = spaces.Box(0, 1, space.shape, np.uint8)
     high = np.maximum(np.abs(space.low.astype(np.float64)), np.abs(space.high.astype(np.float64)))
     per_channel = high.reshape(len(high), -1).max(1)

@@ -7,7 +7,10 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
+import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +28,7 @@ PREFIX = "gym:"  # before an id on the command line
 _EXTRAS = {"ALE/": ("ale_py", "atari")}
 # Ids with this beginning are registered by a package that must be named before the id.
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MiniWorld-": "miniworld", "highway-": "highway_env"}
+_announced: set[tuple[str, str]] = set()  # warnings that were printed: environment and text
 STEP_VALUES = "observation, reward, terminated, truncated, info"
 
 
@@ -131,7 +135,9 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
         check_kwargs(name, kwargs)
     arguments = dict(kwargs) | ({"render_mode": render_mode} if render_mode else {})
     try:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(name, **arguments)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            env: gymnasium.Env[Any, Any] = gymnasium.make(name, **arguments)
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}{_package_hint(name)}") from error
     except TypeError as error:
@@ -143,6 +149,7 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except Exception as error:
         raise failure(f"{PREFIX}{name}", "its constructor", error) from error
+    _announce(name, [str(warning.message) for warning in caught])
     layer = env
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, Autoreset):
@@ -153,6 +160,15 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
             )
         layer = layer.env
     return env
+
+
+def _announce(name: str, messages: list[str]) -> None:
+    """Print the warnings of Gymnasium about an environment that was made, each once and in one line."""
+    for message in messages:
+        text = re.sub(r"\x1b\[\d*m", "", message)
+        if text.startswith("WARN: ") and (name, text) not in _announced:
+            _announced.add((name, text))
+            print(f"{PREFIX}{name}: {' '.join(text.removeprefix('WARN: ').split())}", file=sys.stderr)
 
 
 def _import_module(name: str) -> None:

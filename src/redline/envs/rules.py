@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redline import games
 from redline.core.errors import UserError, instead_of_file, nearest
-from redline.core.registry import UnknownName
+from redline.core.registry import NoMember, UnknownName
 from redline.envs.batch import Rules
 from redline.envs.gym_game import GymGame
 from redline.envs.mario import MarioGame
@@ -43,8 +43,15 @@ def load_game(name: str | ModuleType) -> games.Game:
         known = [*games.names(), *(cpu_env.SPELLING for cpu_env in CPU_ENVS.values())]
         raise UnknownName(
             f"There is no game '{name}'{hint} Games: {', '.join(known)}, or the import name of a module in the current "
-            "folder or on the Python path."
+            f"folder or on the Python path.{_module_hint(name, error)}"
         ) from error
+
+
+def _module_hint(name: str, error: UnknownName) -> str:
+    """Return a hint for the name of a module that defines no game: perhaps it registers Gymnasium environments."""
+    if not isinstance(error, NoMember):
+        return ""
+    return f" The module '{name}' defines none; an environment that it registers with Gymnasium is gym:{name}:ID."
 
 
 def make_rules(name: str | ModuleType, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:

@@ -16,7 +16,9 @@ _MUCH = 0.25  # difference between sampled and greedy score, as a fraction of th
 def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
     """Play the run's `eval_episodes` and return the fields of the result; close the session's environments first."""
     episodes = plan.settings.eval_episodes
-    progress.say(f"Evaluating: {episodes} greedy games on held-out seeds, at most {_MAX_STEPS:,} steps each.")
+    progress.say(
+        f"Evaluating: {episodes} greedy games on held-out seeds, at most {_MAX_STEPS:,} steps each; Ctrl-C skips it."
+    )
     progress.start_activity("Evaluating")
     session.stop_playing()  # the cores are for evaluation now
     summary = evaluate(

@@ -49,7 +49,14 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
             width, count = repeated.groups()
             example = ",".join([width] * min(int(count), 3)) if 0 < int(count) < 100 else f"{width},{width}"
             raise UserError(f"{key} is '{text}'; expected numbers separated by commas, such as {example}.")
-        return tuple(parse_value(arguments[0], part, key) for part in text.strip("()[] ").split(",") if part.strip())
+        parts = [part for part in text.strip("()[] ").split(",") if part.strip()]
+        try:
+            return tuple(parse_value(arguments[0], part, key) for part in parts)
+        except UserError:
+            if arguments[0] not in (int, float):
+                raise
+            numbers = "whole numbers" if arguments[0] is int else "numbers"
+            raise UserError(f"{key} is '{text}'; expected {numbers} separated by commas, such as 64,64.") from None
     if kind is bool:
         if text.lower() in ("true", "yes", "on", "1"):
             return True

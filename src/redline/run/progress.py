@@ -166,6 +166,9 @@ class Progress:
     def count(self, done: int, total: int, unit: str) -> None:
         """Show how much of the activity is done."""
         self._fraction, self._detail = done / total, f"{done:,} of {total:,} {unit}"
+        elapsed = time.monotonic() - self._activity_started
+        if elapsed > _DOT_SECONDS and 0 < done < total:
+            self._detail += f", about {duration(elapsed * (total - done) / done)} left"
 
     def show(self, record: dict[str, Any], fraction: float, seconds_left: float | None) -> None:
         """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""

@@ -66,6 +66,14 @@ def _leads_outside(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() or (entry.is_file() and entry.stat().st_nlink > 1)
 
 
+def remove_unused(path: Path) -> None:
+    """Remove a run folder in which nothing was written but its lock."""
+    with suppress(OSError):
+        if os.listdir(path) == [".lock"]:
+            (path / ".lock").unlink()
+        path.rmdir()
+
+
 def reason(error: Exception) -> str:
     """The system's reason for `error` as part of a sentence, without error number and file name."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)

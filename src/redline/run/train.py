@@ -25,7 +25,7 @@ from redline.run.manifest import FOLDER
 from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
 from redline.run.progress import Progress, device_use, quantity
-from redline.run.run_folder import RESULT, Metrics, write_config, write_json
+from redline.run.run_folder import RESULT, Metrics, remove_unused, write_config, write_json
 from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.run.signals import StopSignals
@@ -56,6 +56,7 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
         progress.start_activity("Choosing settings")
         plan = thread_choice.decide(settings)
         deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+        new_folder = not plan.run_dir.exists()
         prepare_run_dir(plan.run_dir)
         progress.describe(
             f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
@@ -66,6 +67,10 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
             with RunLock(plan.run_dir, notify=progress.say) as lock:
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
                 return _train_within_memory(plan, lock, progress)
+        except UserError:
+            if new_folder:
+                remove_unused(plan.run_dir)
+            raise
         except RuntimeError as error:
             if settings.deterministic and "deterministic" in str(error):
                 raise _not_deterministic(plan, error) from error

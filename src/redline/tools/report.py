@@ -16,7 +16,7 @@ import numpy as np
 
 from redline.core.errors import StorageError, UserError
 from redline.run.progress import quantity
-from redline.run.run_folder import read_config
+from redline.run.run_folder import explain_os_error, read_config
 from redline.run.statistics import iqm
 from redline.tools.curves import Curve, draw
 
@@ -98,7 +98,7 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
         _write(report, text.encode())
     except OSError as error:
         raise StorageError(
-            f"Cannot write {report}: {error.strerror or error}. Choose another folder with --out."
+            f"Cannot write {report}: {explain_os_error(report, error)}. Choose another folder with --out."
         ) from error
     return {
         "report": str(report),

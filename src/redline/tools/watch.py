@@ -82,7 +82,15 @@ def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 @torch.no_grad()
 def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     game: Any = rules.game
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it greets on standard output
     envs = GymEnvs(game, rules.config, 1, rules.time_limit)
+    metadata = envs.envs[0].metadata
+    if "rgb_array" not in {
+        *metadata.get("render_modes", ()),
+        *metadata.get("render.modes", ()),
+    }:  # new Gym's, old Gym's
+        envs.close()
+        raise _no_pictures(game.name)
     camera = _Camera(game.make(rules.config, render_mode="rgb_array"), game.name)
     envs.envs[0].close()
     envs.envs = [camera]
@@ -129,12 +137,30 @@ class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             picture: Any = self.env.render()
         except (gymnasium.error.Error, ImportError) as error:  # most often pygame is missing, and the message says so
-            raise UserError(f"{self.name} cannot be drawn: {' '.join(str(error).split())}.") from error
+            raise UserError(f"{self.name} cannot be drawn: {' '.join(str(error).split()).rstrip('.')}.") from error
+        except NotImplementedError as error:
+            raise _no_pictures(self.name) from error
         if getattr(picture, "ndim", 0) != 3:
-            raise UserError(
-                f"{self.name} cannot be drawn, because it has no render mode rgb_array; redline eval plays it."
-            )
+            raise _no_pictures(self.name)
         self.pictures.append(picture[..., :3].copy())
+
+
+def _no_pictures(name: str) -> UserError:
+    return UserError(f"{name} cannot be drawn, because it has no render mode rgb_array; redline eval plays it.")
+
+
+def why_not_drawn(rules: Rules) -> str:
+    """Return the sentence with which watching a CPU environment is refused here; empty where it can be watched."""
+    if not rules.game.ON_CPU:
+        return ""
+    frames = play(rules, lambda obs, _: torch.zeros(len(obs), dtype=torch.int64), 0)
+    try:
+        next(frames)
+    except UserError as error:
+        return str(error)
+    finally:
+        frames.close()  # type: ignore[attr-defined]
+    return ""
 
 
 def play_terminal(

@@ -21,13 +21,14 @@ def evaluation(result: dict[str, Any], spec: Spec) -> str:
     if result["score_low"] is not None:
         interval = f" ± {result['score_ci95']:.2f} (95 %), {_interval(result, 'score')} by bootstrap"
         iqm_interval = f" (95 %: {_interval(result, 'score_iqm')})"
-    extremes = f", worst {result['score_min']:.0f}, best {result['score_max']:.0f}"
+    extremes = f", worst {_short(result['score_min'])}, best {_short(result['score_max'])}"
     figures = {
         spec.score_name: f"{result['score_mean']:.2f}{interval}{extremes}{_unfinished(result)}",
         "IQM": f"{result['score_iqm']:.2f}{iqm_interval}, median {result['score_median']:.1f}",
-        "per game over": per_game_over(result),
         "length": f"{result['length_mean']:.1f} steps",
     }
+    if result["finished"] != result["episodes"]:  # the mean is too low or too high
+        figures["per game over"] = per_game_over(result)
     if spec.winnable:
         figures["won"] = _wins(result)
     title = f"{result['episodes']} games of {result['env']}, {result['actions']}, after {result['env_steps']:,} training steps"
@@ -42,8 +43,9 @@ def comparison(result: dict[str, Any], spec: Spec) -> str:
     figures = {
         "mean": f"{_figure(result['score_mean'])}{_in_brackets(result, 'score')}{_unfinished(result)}",
         "IQM": f"{_figure(result['score_iqm'])}{_in_brackets(result, 'score_iqm')}",
-        "per game over": per_game_over(result),
     }
+    if result["finished"] != result["episodes"]:
+        figures["per game over"] = per_game_over(result)
     if spec.winnable:
         figures["won"] = _wins(result)
     figures |= {"best run": result["best"], "worst run": result["worst"]}
@@ -84,12 +86,13 @@ def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
     won = f", won {100 * result['win_rate']:.1f} %" if spec.winnable else ""
     lines = [
         f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
-        f"{result['score_ci95']:.2f} (best {result['score_max']:.0f}{won})"
+        f"{result['score_ci95']:.2f} (best {_short(result['score_max'])}{won})"
     ]
     if unfinished := result["eval_episodes"] - result["finished"]:
+        known = result["game_overs"] or result["score_censored_low"] is not None
+        ended = f"score per game over: {per_game_over(result)}" if known else "no game ended by itself"
         lines.append(
-            f"{unfinished} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; "
-            f"score per game over: {per_game_over(result)}"
+            f"{unfinished} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; {ended}."
         )
     return lines
 
@@ -111,11 +114,13 @@ def sampling_hint(result: dict[str, Any]) -> list[str]:
 
 def per_game_over(result: dict[str, Any]) -> str:
     """Return the score per game over, which does not depend on where the step limit ended the games."""
-    count = result["game_overs"]
-    played = f"{count:,} game over{'s' if count != 1 else ''} in {result['eval_steps']:,} steps"
+    count, steps = result["game_overs"], f"{result['eval_steps']:,} steps"
     if not count:
         low = result["score_censored_low"]
-        return f"unknown: {played}" if low is None else f"more than {low:.2f} (95 %): {played}"
+        return (
+            f"{'unknown' if low is None else f'more than {low:.2f} (95 %)'}, since no game ended by itself in {steps}"
+        )
+    played = f"{count:,} game over{'s' if count != 1 else ''} in {steps}"
     return f"{result['score_censored']:.2f}{_in_brackets(result, 'score_censored')}: {played}"
 
 
@@ -128,6 +133,11 @@ def _censored(run: dict[str, Any]) -> str:
 
 def _lines(figures: dict[str, str]) -> list[str]:
     return [f"  {name:<13} {text}" for name, text in figures.items()]
+
+
+def _short(value: float) -> str:
+    """Return a score with two decimals, or without any if it is whole."""
+    return f"{value:.0f}" if value == round(value) else f"{value:.2f}"
 
 
 def _figure(value: float | None) -> str:

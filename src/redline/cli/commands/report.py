@@ -6,9 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.cli.command import Command, Request, options_of, show_progress
+from redline.cli.command import Command, Request, options_of
 from redline.core.errors import UserError
-from redline.run.run_folder import read_config
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,10 @@ def run(request: Request) -> int:
     """Write the report and print the paths of its files."""
     runs = [Path(run) for run in request.arguments]
     out = request.build(ReportOptions).out
-    for run in runs:
-        read_config(run)
-    with show_progress("report", "Reading and drawing", erase=True):
+    from redline.run.progress import Progress
+
+    with Progress("report", erase=True) as progress:
+        progress.start_activity("Reading and drawing")
         from redline.tools.report import write_report
 
         report = write_report(runs, Path(out) if out else runs[0] if len(runs) == 1 else Path("report"))

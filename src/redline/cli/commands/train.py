@@ -83,6 +83,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     from redline.envs import make_rules
     from redline.run.progress import duration, quantity
     from redline.run.train import EXIT_CODES
+    from redline.tools.watch import why_not_drawn
     from redline.tools.wording import final_score, sampling_hint
 
     settings = result["settings"]
@@ -109,7 +110,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
             *lines,
             f"Run folder: {run_dir}",
             f"  evaluate:  {program} eval {shlex.quote(run_dir)}",
-            f"  watch:     {program} watch {shlex.quote(run_dir)} --terminal",
+            f"  watch:     {why_not_drawn(rules) or f'{program} watch {shlex.quote(run_dir)} --terminal'}",
             f"  continue:  {program} train {shlex.join([result['env'], *_words(repeated)])}",
         ]
     )
