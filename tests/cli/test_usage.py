@@ -83,6 +83,7 @@ WITHOUT_TORCH = [
     ["train", "gym:"],
     ["train", "snake", "--ppo.hidden", "a,b"],
     ["help", "nothing"],
+    ["profile", "snake", "--num-envs", "0"],
     ["train", "gym:CartPole-v1", "--env.kwargs", "3"],
 ]
 PROGRAM = """
@@ -146,6 +147,7 @@ cli.main()
         "watch run --terminal",
         "watch run --gif a.gif",
         "bench env",
+        "profile snake",
         "check snake",
         "doctor",
         "list",

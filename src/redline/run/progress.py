@@ -119,7 +119,8 @@ class Progress:
         self._detail = ""  # of the activity: time left, or a count
         self._scores: list[float] = []
         self._figures: dict[str, str] = {}
-        self._last_line = self._last_sign = -_PLAIN_SECONDS  # when a line, and a line or dot, was written
+        self._last_line = -_PLAIN_SECONDS  # when a line was written
+        self._last_sign = time.monotonic()  # when a line or a dot was written
         self._lock = threading.RLock()  # of the line of dots; a signal handler may write while the main thread does
         self._dots = 0  # at the end of what was written
         self._said = ""  # the last line

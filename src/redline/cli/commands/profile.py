@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.cli import schema
-from redline.cli.command import Command, Request
+from redline.cli.command import Command, Request, show_progress
 from redline.cli.commands import train
 from redline.cli.parse import fold
 from redline.cli.schema import Option
 from redline.core.errors import UserError
 from redline.run.options import build
+from redline.run.settings import from_words
 
 # Options of `redline train` that a profile does not take: budgets, files and evaluation.
 _NOT_HERE = (
@@ -65,14 +66,17 @@ def run(request: Request) -> int:
         raise UserError(
             f"{argument} is a run, which is profiled with its own settings; drop {given}, or name its game."
         )
-    from redline.run.run_folder import to_stderr
-    from redline.run.settings import from_words
-    from redline.tools.profile import profile, settings_of_run
-    from redline.tools.profile_report import terminal_table
+    requested = None if _is_run(argument) else from_words(argument, fold(words))
+    if requested:
+        requested.check()
+    with show_progress(f"profile {argument}", erase=True) as progress:
+        from redline.tools.profile import profile, settings_of_run
+        from redline.tools.profile_report import terminal_table
 
-    settings = settings_of_run(Path(argument), own.trust) if _is_run(argument) else from_words(argument, fold(words))
-    trace = Path(own.trace) if own.trace else None
-    record = profile(settings, own.seconds, Path(own.out), own.probes, trace, to_stderr)
+        settings = requested or settings_of_run(Path(argument), own.trust)
+        trace = Path(own.trace) if own.trace else None
+        progress.start_activity("Profiling")
+        record = profile(settings, own.seconds, Path(own.out), own.probes, trace, progress.say)
     if request.json:
         request.print_json(record)
     else:
