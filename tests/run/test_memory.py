@@ -70,6 +70,17 @@ def test_live_bytes_are_counted_until_they_are_freed() -> None:
     assert counter.live == 0
 
 
+def test_of_compiled_code_products_are_counted_and_pointwise_results_are_not() -> None:
+    x = torch.zeros(10, 10)  # 400 bytes, created outside
+    with LiveBytes(compiled=True) as counter:
+        y = (x @ x).relu() * 2 + x
+    assert counter.peak == 400
+    with LiveBytes() as counter:
+        y = (x @ x).relu() * 2 + x
+    assert counter.peak >= 800
+    del y
+
+
 def test_a_batch_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("ppo-cnn")
     whole = sum(estimate(plan, probe_plan(plan))[CPU].values())

@@ -1,8 +1,9 @@
 """Measure how much memory a plan's learner needs per sample and per environment, with a few of them.
 
-A learner of the plan's own kind collects and updates with two small sizes, uncompiled, on the plan's device. What is
-allocated grows linearly with the size, so that two measurements give the bytes of any size, for every kind of network:
-activations, gradients, sampled observations, target networks, temporaries.
+A learner of the plan's own kind collects and updates with two small sizes on the plan's device. What is allocated grows
+linearly with the size, so that two measurements give the bytes of any size, for every kind of network: activations,
+gradients, sampled observations, target networks, temporaries. Nothing is compiled, which would take a minute; the tensors
+that compiled code would not create are left out of the count instead.
 """
 
 from __future__ import annotations
@@ -55,17 +56,24 @@ class Probe:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors on the CPU that operations create, as long as they live."""
+    """Counts the bytes of all tensors that operations create, as long as they live.
 
-    def __init__(self) -> None:
+    compiled: leave out the results of pointwise operations. The compiler computes them inside of the operation before or
+    after, or in its place, so that about one tensor remains for each product, reduction or selection.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
         super().__init__()
+        self.compiled = compiled
         self.live = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self.compiled and torch.Tag.pointwise in func.tags:
+            return result
         for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            if isinstance(value, torch.Tensor):
                 self._count(value.untyped_storage())
         return result
 
@@ -106,7 +114,7 @@ def measure_plan(plan: Plan) -> Probe:
     """Measure the plan's learner. Raises whatever the learner raises; takes about a second the first time."""
     steps = min(getattr(plan.algo_config, "rollout_steps", 1), _ROLLOUT_STEPS)
     decisive = plan.settings.env, plan.rules, plan.algo.name, _small(plan, 1, 1, steps)
-    key = repr((*decisive, plan.precision, plan.device, plan.backplay))
+    key = repr((*decisive, plan.precision, plan.device, plan.compile, plan.backplay))
     if key not in _probes:
         _probes[key] = _measure_plan(plan)
     return _probes[key]
@@ -165,7 +173,12 @@ def _measure_update(plan: Plan, samples: int) -> _Update:
     step = gradient = measure(plan.device, learner.update)[0]
     if learner.max_micro_batches > 1:
         peaks: list[int] = []
-        learner.within_memory = lambda compute: _recorded(plan.device, compute, peaks)  # type: ignore[method-assign]
+
+        def recorded(compute: Callable[[], Any]) -> Any:
+            peaks.append(_peak(plan, compute))
+            return compute()
+
+        learner.within_memory = recorded  # type: ignore[method-assign]
         learner.update()
         gradient = max(peaks)
     learner.close()
@@ -184,11 +197,11 @@ def _measure_states(plan: Plan, num_envs: int) -> tuple[int, int]:
     policy_input = PolicyInput(obs, legal, learner.key, index, num_envs, acted, acted, learner.progress)
     learner.before_iteration()
     learner.select_actions(policy_input)  # the first call on a device may allocate more
-    evaluate = obs.nbytes + measure(device, lambda: learner.select_actions(policy_input))[0]
+    evaluate = obs.nbytes + _peak(plan, lambda: learner.select_actions(policy_input))
     collect = evaluate
     if not rules.game.ON_CPU:
         collector = DeviceCollector(rules, learner, envs, plan.backplay, plan.settings.backplay_steps)
-        collect = measure(device, collector.step)[0]
+        collect = _peak(plan, collector.step)
     learner.close()
     return collect, evaluate
 
@@ -200,11 +213,16 @@ def _make(plan: Plan, num_envs: int, config: Any) -> tuple[Learner, batch.EnvSta
     return plan.algo.Learner(plan.rules, config, envs.game, num_envs, 0, runtime), envs
 
 
-def _recorded(device: torch.device, compute: Callable[[], Any], peaks: list[int]) -> Any:
-    """Return compute() and note the peak of it."""
-    results: list[Any] = []
-    peaks.append(measure(device, lambda: results.append(compute()))[0])
-    return results[0]
+def _peak(plan: Plan, function: Callable[[], Any]) -> int:
+    """Return the bytes at the peak of a call; if the plan compiles it, those that remain of them."""
+    peak, _ = measure(plan.device, function)
+    if not plan.compile:
+        return peak
+    counters = LiveBytes(), LiveBytes(compiled=True)
+    for counter in counters:
+        with counter:
+            function()
+    return round(peak * counters[1].peak / max(counters[0].peak, 1))
 
 
 def _small(plan: Plan, num_envs: int, batch_size: int, rollout_steps: int) -> Any:
