@@ -58,8 +58,9 @@ class Probe:
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all tensors that operations create, as long as they live.
 
-    compiled: leave out the results of pointwise operations. The compiler computes them inside of the operation before or
-    after, or in its place, so that about one tensor remains for each product, reduction or selection.
+    compiled: leave out the results of pointwise operations, unless they are larger than their arguments. The compiler
+    computes them inside of the operation before or after, or in its place, so that about one tensor remains for each
+    product, reduction or selection.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -70,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.compiled and torch.Tag.pointwise in func.tags:
+        if self.compiled and torch.Tag.pointwise in func.tags and result.numel() <= _largest(args):
             return result
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
@@ -89,6 +90,11 @@ class LiveBytes(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+def _largest(arguments: Any) -> int:
+    """Return the number of elements of the largest tensor among the arguments."""
+    return max((x.numel() for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)), default=0)
 
 
 def measure(device: torch.device, function: Callable[[], Any]) -> tuple[int, int]:
