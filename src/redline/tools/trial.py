@@ -1,6 +1,7 @@
 """Trials: short trainings of given settings, measured as the training loop runs them, in this process or in another.
 
-Run as a module, it serves one trial on standard input and output, a line of JSON each: settings, then seconds to measure.
+Run as a module, it serves one trial on standard input and output, a line of JSON each: the parent's process id and settings,
+then seconds to measure.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import select
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from redline.collect.child_process import die_with_parent, ignore_interrupts
 from redline.core.errors import UserError
 from redline.engine import fast
 from redline.run.budget import next_chunk
@@ -132,8 +135,11 @@ class ChildTrial:
     def __post_init__(self) -> None:
         self.messages: list[str] = []
         command = [sys.executable, "-m", __name__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._send(dataclasses.asdict(self.settings))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._send({"parent": os.getpid(), "settings": dataclasses.asdict(self.settings)})
 
     def _send(self, record: Any) -> None:
         assert self._process.stdin
@@ -184,8 +190,11 @@ def _serve() -> None:
     def reply(record: dict[str, Any]) -> None:
         print(json.dumps(record), file=out, flush=True)
 
+    job = json.loads(sys.stdin.readline())
+    ignore_interrupts()
+    die_with_parent(job["parent"])
     try:
-        trial = Trial(Settings(**json.loads(sys.stdin.readline())))
+        trial = Trial(Settings(**job["settings"]))
         reply({"messages": trial.messages, "preparation": trial.preparation})
         for line in sys.stdin:
             reply(trial.measure(float(line))._asdict())

@@ -30,7 +30,10 @@ from redline.tools.tune_search import WORTH, Candidate, Row, Search, compare, la
 _SEARCH_SHARE = {"cpu": 0.4, "cuda": 0.3}
 _EAGER_SEARCH_SHARE = 0.6  # where they need not
 _BATCH_SECONDS = 8.0  # at most, for the largest batch
-_FINAL_SECONDS = 5.0  # at least, for measuring the finalists once they are ready
+_FINAL_SECONDS, _FINAL_SHARE = (
+    5.0,
+    0.15,
+)  # kept for measuring the finalists, at least, and at most as a part of the time
 _AUTOTUNE_SECONDS = 60.0  # at least, to compile with max-autotune
 CAUTION = (
     "Faster is not always better: more environments and larger batches mean fewer updates in the same number of steps; "
@@ -64,8 +67,8 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
             advance(time.perf_counter() - started, row.label)
 
         best, batch, iteration = _search(plan, base, started, seconds, show)
-        # The finalists are measured at the end: compiled iterations are short.
-        ready = started + seconds - max(_FINAL_SECONDS, iteration if plan.compile else 5 * iteration)
+        # The finalists are measured at the end: five turns, or where iterations are long, what fits into a part of the time.
+        ready = started + seconds - max(_FINAL_SECONDS, min(5 * iteration, _FINAL_SHARE * seconds))
         finalists = _finalists(plan, defaults, best, ready - time.perf_counter())
         ratios = compare(finalists, base, opened, (ready, started + seconds), show) if len(finalists) > 1 else {}
         winner = max(ratios, key=lambda candidate: ratios[candidate], default=defaults)
@@ -111,7 +114,8 @@ def _finalists(plan: Plan, defaults: Candidate, best: Candidate, seconds: float)
     finalists = [defaults]
     if best.fields or best.algo_options:
         finalists.append(dataclasses.replace(best, label="best sizes", fields={**best.fields, "compile": plan.compile}))
-    if plan.settings.compile is None and not plan.compile and plan.hardware.compiler:
+    few_cores = plan.hardware.tier == "cpu-few"  # on which compilation would slow the others down
+    if plan.settings.compile is None and not plan.compile and plan.hardware.compiler and not few_cores:
         finalists.append(dataclasses.replace(best, label="compiled", fields={**best.fields, "compile": True}))
     if plan.compile and plan.device.type == "cuda" and seconds > _AUTOTUNE_SECONDS:
         modes = {"compile": True, "compile_mode": "max-autotune"}
