@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import torch
 from redline.core.records import Spec
 from redline.run.compare import _ranking, over_runs
 from redline.run.evaluate import Evaluation
-from redline.run.run_folder import FORMAT_VERSION
 from redline.tools import wording
 
 SPEC = Spec((4,), torch.float32, (1.0,) * 4, 1.0, 2, "return", winnable=False)
@@ -95,16 +92,3 @@ def test_the_best_score_is_not_rounded_up() -> None:
     assert "(best 0.93)" in wording.final_score(closing, SPEC)[0]
     assert "worst 0.50, best 0.93" in wording.evaluation(record(outcome), SPEC)
     assert "worst -500, best 1" in wording.evaluation(record(played([-500.0, 1.0])), SPEC)
-
-
-@pytest.mark.parametrize(
-    ("algo", "greedy", "hinted"), [("ppo", 0.0, True), ("ppo", 0.9, False), ("ppo", 2.0, False), ("dqn", 0.0, False)]
-)
-def test_greedy_play_that_scores_less_than_training_hints_at_sample(
-    tmp_path: Path, algo: str, greedy: float, hinted: bool
-) -> None:
-    config = {"env": "snake", "algo": algo, "env_options": {}, "algo_options": {}, "format_version": FORMAT_VERSION}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"env_steps": 100, "seconds": 1.0, "score": 0.95}) + "\n")
-    lines = wording.sampling_hint({"run": str(tmp_path), "algo": algo, "score_mean": greedy})
-    assert ["--sample" in line for line in lines] == [True] * hinted

@@ -82,7 +82,13 @@ def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 @torch.no_grad()
 def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     game: Any = rules.game
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it greets on standard output
+    # pygame draws into memory here: it must neither greet on standard output nor look for a screen or a loudspeaker.
+    for name, value in (
+        ("PYGAME_HIDE_SUPPORT_PROMPT", "1"),
+        ("SDL_VIDEODRIVER", "dummy"),
+        ("SDL_AUDIODRIVER", "dummy"),
+    ):
+        os.environ.setdefault(name, value)
     envs = GymEnvs(game, rules.config, 1, rules.time_limit)
     metadata = envs.envs[0].metadata
     if "rgb_array" not in {

@@ -7,12 +7,9 @@ out or shown as "-" here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from redline import algos
 from redline.core.records import Spec
-from redline.tools.report import read_runs
 
 
 def evaluation(result: dict[str, Any], spec: Spec) -> str:
@@ -95,21 +92,6 @@ def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
             f"{unfinished} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; {ended}."
         )
     return lines
-
-
-def sampling_hint(result: dict[str, Any]) -> list[str]:
-    """Return a hint at `--sample` where greedy play scores clearly less than sampled actions did in training."""
-    trained = read_runs([Path(result["run"])])[0][0].last("score")
-    if (
-        trained is None
-        or not algos.load(result["algo"]).STOCHASTIC
-        or trained - result["score_mean"] <= abs(trained) / 4
-    ):
-        return []
-    return [
-        f"Training, which samples actions, last scored {trained:.2f}, greedy play less. Add --sample to evaluate with "
-        "sampled actions."
-    ]
 
 
 def per_game_over(result: dict[str, Any]) -> str:

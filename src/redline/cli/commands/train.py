@@ -84,7 +84,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     from redline.run.progress import duration, quantity
     from redline.run.train import EXIT_CODES
     from redline.tools.watch import why_not_drawn
-    from redline.tools.wording import final_score, sampling_hint
+    from redline.tools.wording import final_score
 
     settings = result["settings"]
     rules = make_rules(result["env"], settings["env_options"], settings.get("time_limit", 0))
@@ -97,7 +97,6 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     ]
     if "score_mean" in result:
         lines += final_score(result, rules.game.spec(rules.config))
-        lines += sampling_hint(result)
     if result["stopped_by"] in EXIT_CODES:  # before the budget was used up: the same command goes on
         repeated = {name: value for name, value in options.items() if name != "resume"}
     else:
