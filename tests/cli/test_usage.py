@@ -148,6 +148,7 @@ cli.main()
         "watch run --gif a.gif",
         "bench env",
         "profile snake",
+        "tune snake",
         "check snake",
         "doctor",
         "list",
