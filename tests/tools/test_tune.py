@@ -148,7 +148,9 @@ def test_an_unready_comparison_leaves_the_defaults(monkeypatch: pytest.MonkeyPat
     settings = Settings("snake", device="cpu", threads=1, compile=False)
     record = tune(settings, 50.0, tmp_path / "a.toml", out, io.StringIO())
     assert record["tuned"] == record["defaults"]
-    assert "The defaults stay: they were not compiled in time to compare; give more --seconds." in out.getvalue()
+    assert (
+        "The defaults stay: nothing else was ready in time to compare with them; give more --seconds." in out.getvalue()
+    )
 
 
 def test_a_comparison_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
     }
     path.write_text(_toml(settings, tuned, ratio), encoding="utf-8")
     print(f"Largest batch: {batch[0]:,} samples ({batch[1]}).", file=out)
-    unfinished = len(finalists) > 1 and not ratios
+    unfinished = len(finalists) > 1 and len(ratios) < 2
     print(_verdict(ratio, unfinished, time.perf_counter() - started, path, settings.env), file=out, flush=True)
     return record
 
@@ -168,7 +168,7 @@ def _line(row: Row) -> str:
 def _verdict(ratio: float, unfinished: bool, seconds: float, path: Path, env: str) -> str:
     written = f"Written to {path}: redline train {env} --config {path}"
     if unfinished:
-        return f"The defaults stay: they were not compiled in time to compare; give more --seconds. {written}"
+        return f"The defaults stay: nothing else was ready in time to compare with them; give more --seconds. {written}"
     if ratio == 1.0:
         return f"The defaults are the fastest measured, in {seconds:.0f} s. {written}"
     return f"{ratio:.2f} times the defaults, found in {seconds:.0f} s. {written}\n{CAUTION}"
