@@ -1,9 +1,10 @@
 """A training loop of your own on `redline.make`: one-step Q-learning over thousands of Snake games at once.
 
-    python examples/own_training_loop.py --device cuda --num-envs 4096 --steps 5000
+    python examples/own_training_loop.py --device cuda --num-envs 4096 --steps 5000 --profile profile.md
 
 Everything stays on one device: observations, actions and rewards are tensors, and nothing waits for the host between
-two log lines. There is no replay memory: with many games in parallel one step is a batch.
+two log lines. There is no replay memory: with many games in parallel one step is a batch. With --profile, a report tells
+where the time goes.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ def scaled(env: redline.Env, obs: torch.Tensor) -> torch.Tensor:
     return obs.float() * torch.tensor(env.spec.obs_scale, device=obs.device).view(-1, 1, 1)
 
 
-def train(num_envs: int, steps: int, device: str, seed: int = 0) -> tuple[float, float]:
-    """Train for `steps` steps of all games; return the mean score of the first and of the last tenth of training."""
+def train(num_envs: int, steps: int, device: str, seed: int = 0, profile: str | None = None) -> tuple[float, float]:
+    """Train for `steps` steps of all games; return the mean score of the first and of the last tenth of training.
+
+    profile: file for a report of the time that each part of a step takes.
+    """
     torch.manual_seed(seed)
     env = redline.make("snake", num_envs, device, seed, width=6, height=6)
     net = q_network(env).to(device)
@@ -45,30 +49,39 @@ def train(num_envs: int, steps: int, device: str, seed: int = 0) -> tuple[float,
     scores = torch.zeros(10, device=device)  # sums over the episodes that ended in each tenth of training
     episodes = torch.zeros(10, device=device)
 
+    profiler = redline.Profiler(device, env_workers=0)  # the games are tensors
     obs = scaled(env, env.reset())
     for step in range(steps):
-        epsilon = max(0.05, 1 - 2 * step / steps)
-        values = net(obs)
-        random_action = torch.randint(env.spec.num_actions, (num_envs,), device=device)
-        explore = torch.rand(num_envs, device=device) < epsilon
-        action = torch.where(explore, random_action, values.argmax(1))
-
-        result = env.step(action)
-        # A truncated episode goes on without us: bootstrap from its final observation. A terminated one is worth nothing.
-        with torch.no_grad():
-            next_value = net(scaled(env, result.final_obs)).max(1).values
-        target = result.reward + GAMMA * next_value * ~result.terminated
-        loss = F.smooth_l1_loss(values.gather(1, action.unsqueeze(1)).squeeze(1), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        obs = scaled(env, result.obs)
+        with profiler.step(batch_size=num_envs):
+            epsilon = max(0.05, 1 - 2 * step / steps)
+            with profiler.span("inference"):
+                values = net(obs)
+                random_action = torch.randint(env.spec.num_actions, (num_envs,), device=device)
+                explore = torch.rand(num_envs, device=device) < epsilon
+                action = torch.where(explore, random_action, values.argmax(1))
+            with profiler.span("environment"):
+                result = env.step(action)
+                obs = scaled(env, result.obs)
+            with profiler.span("forward"):
+                # A truncated episode goes on without us: bootstrap from its final observation. A terminated one is worth
+                # nothing.
+                with torch.no_grad():
+                    next_value = net(scaled(env, result.final_obs)).max(1).values
+                target = result.reward + GAMMA * next_value * ~result.terminated
+                loss = F.smooth_l1_loss(values.gather(1, action.unsqueeze(1)).squeeze(1), target)
+            with profiler.span("backward"):
+                optimizer.zero_grad()
+                loss.backward()
+            with profiler.span("optimizer"):
+                optimizer.step()
 
         ended, tenth = result.terminated | result.truncated, 10 * step // steps
         scores[tenth] += (result.episode.score * ended).sum()
         episodes[tenth] += ended.sum()
         if (step + 1) % max(1, steps // 10) == 0:
             print(f"step {step + 1}: {scores[tenth] / episodes[tenth].clamp(min=1):.2f} foods per game")
+    if profile is not None:
+        print(profiler.report(profile)["bottleneck"])
     means = (scores / episodes.clamp(min=1)).tolist()
     return means[0], means[-1]
 
@@ -78,5 +91,6 @@ if __name__ == "__main__":
     parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--profile", help="Markdown file for a report of where the time goes")
     arguments = parser.parse_args()
-    train(arguments.num_envs, arguments.steps, arguments.device)
+    train(arguments.num_envs, arguments.steps, arguments.device, profile=arguments.profile)

@@ -71,6 +71,11 @@ def test_predictions() -> None:
     assert pinned.gain == pytest.approx(30 / (30 - 20 * 0.75))
 
 
+def test_tensor_environments_need_no_processes() -> None:
+    planted = HEALTHY | PLANTED["slow environment"] | {"env_workers": 0}
+    assert diagnose(Measurement(**planted)) == []
+
+
 def test_waiting_actors_and_learners() -> None:
     few = diagnose(Measurement(**HEALTHY | {"actors": Actors(2, busy=0.95, learner_wait=0.6)}))
     assert (few[0].cause, few[0].options) == ("too few actors", {"actors": 4})

@@ -48,9 +48,9 @@ from redline.tools.profile_session import (
 )
 
 Notify = Callable[[str], None]
-_KEPT = (  # settings of a run that its profile repeats
-    *("env", "algo", "num_envs", "seed", "precision", "compile", "graph", "threads", "accumulate", "time_limit"),
-    *("actors", "publish", "drop_oldest", "backplay", "backplay_steps", "save_replay", "env_options", "algo_options"),
+_NOT_KEPT = (  # settings of a run that its profile does not repeat: budget, files, evaluation; a curriculum is chosen anew
+    *("steps", "episodes", "minutes", "run_dir", "resume", "checkpoint_minutes", "eval_episodes", "tensorboard"),
+    *("wandb", "curriculum", "preset"),
 )
 _STEPS = 10**12  # a budget that is never reached: schedules stand still
 _TRY_SECONDS = 3.0
@@ -61,12 +61,11 @@ def settings_of_run(run_dir: Path, trust: bool = False) -> Settings:
     """Return the settings of a run as its config.json tells them."""
     config = read_config(run_dir)
     check_trust(run_dir, config, trust)
-    values = {name: config[name] for name in _KEPT if config.get(name) is not None}
-    values["threads"] = values.get("threads") or None
+    names = {field.name for field in dataclasses.fields(Settings)} - {*_NOT_KEPT}
+    values = {name: config[name] for name in names if config.get(name) is not None}
+    values["threads"] = values.get("threads") or None  # 0: as torch chooses
     values["algo_options"] = {k: tuple(v) if isinstance(v, list) else v for k, v in values["algo_options"].items()}
-    if config.get("inference"):
-        values["inference"] = config["inference"]
-    return Settings(device=config["device"], **values)
+    return Settings(**values)
 
 
 def profile(

@@ -69,7 +69,7 @@ class Measurement:
     stages: Mapping[str, float]  # seconds by name, with IDLE
     batch_size: int = 0  # samples per gradient step; 0: unknown
     cores: int = 1
-    env_workers: int = 1  # processes that step the environments
+    env_workers: int = 1  # processes that step the environments; 0: they are tensors, stepped all at once
     recompilations: float = 0.0
     compile_seconds: float = 0.0
     synchronisations: float = 0.0  # times the host waits for the device, copies left out
@@ -261,7 +261,7 @@ def _waiting(m: Measurement) -> list[Advice]:
 
 def _slow_environment(m: Measurement) -> Advice | None:
     spent = m.groups().get("environment", 0.0)
-    if spent < _SLOW_ENVIRONMENT * m.seconds:
+    if not m.env_workers or spent < _SLOW_ENVIRONMENT * m.seconds:
         return None
     workers = max(m.cores, 2 * m.env_workers)
     saved = spent * (1 - m.env_workers / workers)

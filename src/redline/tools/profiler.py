@@ -47,7 +47,9 @@ class Profiler:
     def __init__(
         self, device: str | torch.device = "cpu", warm_up: int = 3, env_workers: int = 1, precision: str = "fp32"
     ) -> None:
-        """env_workers: processes that step your environments. precision: of your matrix products, for their ceiling."""
+        """env_workers: processes that step your environments; 0 for environments that are tensors, such as Redline's games.
+        precision: of your matrix products, for their ceiling.
+        """
         self.device = hardware.pick_device(str(device))
         self.warm_up, self.env_workers, self.precision = warm_up, env_workers, precision
         self.clock = make_clock(self.device)
