@@ -1,11 +1,12 @@
 """What profiling costs, whether stages add up, and how busy a GPU is in steady training.
 
-    python bench/profile_overhead.py --out overhead.json                     # GPU: about four minutes with compilation
+    python bench/profile_overhead.py --seconds-total 190 --out overhead.json
     python bench/profile_overhead.py --device cpu --num-envs 256 --no-compile --seconds 2 --out overhead.json
 
 For Snake with PPO and DQN: the slowdown by `redline.Profiler` spans around every iteration and by the measurements that
 `redline profile` makes of an unmodified run (rounds with and without alternate; medians are compared), and the sum of the
-stages divided by the wall-clock. For Snake and Tetris with PPO, PQN and DQN: GPU use, by NVML or nvidia-smi.
+stages, uncompiled to save time, divided by the wall-clock. For Snake and Tetris with PPO, PQN and DQN: GPU use, by NVML or
+nvidia-smi.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from redline.tools.profile_session import StagedSession, measure_run, measure_st
 ROUNDS = 15
 
 
-def settings_of(env: str, algo: str, arguments: argparse.Namespace) -> Settings:
+def settings_of(env: str, algo: str, arguments: argparse.Namespace, compile: bool | None) -> Settings:
     return Settings(
         env,
         algo,
         num_envs=arguments.num_envs,
         steps=10**12,
         device=arguments.device,
-        compile=arguments.compile,
+        compile=compile,
         curriculum=False,
         run_dir=arguments.folder,
         resume="never",
@@ -86,9 +87,8 @@ def overhead(session: Session, seconds: float) -> dict[str, float]:
 
 def measure(env: str, algo: str, arguments: argparse.Namespace, staged: bool) -> dict[str, Any]:
     torch._dynamo.reset()
-    settings = settings_of(env, algo, arguments)
     started = time.perf_counter()
-    with closing(Session(resolve(settings), to_stderr)) as session:
+    with closing(Session(resolve(settings_of(env, algo, arguments, arguments.compile)), to_stderr)) as session:
         warm_up(session)
         row: dict[str, Any] = {"env": env, "algo": algo, "warm_up_seconds": time.perf_counter() - started}
         run = measure_run(session, arguments.seconds)
@@ -96,29 +96,23 @@ def measure(env: str, algo: str, arguments: argparse.Namespace, staged: bool) ->
         row["synchronisations"] = run.synchronisations
         row["seconds_per_iteration"] = run.seconds / run.iterations
         if staged:
-            row |= overhead(session, arguments.seconds)
+            row |= overhead(session, arguments.seconds / 2)
     if staged:
-        torch._dynamo.reset()
-        with closing(StagedSession(resolve(settings), to_stderr)) as session:
+        with closing(StagedSession(resolve(settings_of(env, algo, arguments, False)), to_stderr)) as session:
             warm_up(session)
-            stages = measure_stages(session, arguments.seconds / 2)
+            stages = measure_stages(session, arguments.seconds / 4)
         row["stages_over_wall"] = stages.total / stages.wall_seconds
-        row["staged_seconds_per_iteration"] = stages.wall_seconds / stages.iterations
         row["stages"] = {name: seconds / stages.total for name, seconds in stages.seconds.items()}
     return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        f"{'':14} {'steps/s':>10} {'GPU use':>8} {'Profiler':>9} {'counters':>9} {'stages/wall':>12} {'staged':>7}"
-    ]
+    lines = [f"{'':14} {'steps/s':>10} {'GPU use':>8} {'Profiler':>9} {'counters':>9} {'stages/wall':>12}"]
     for row in rows:
         use = f"{row['gpu']['use_percent']:.1f} %" if row["gpu"] else "-"
         more = ""
         if "stages_over_wall" in row:
-            slower = row["staged_seconds_per_iteration"] / row["seconds_per_iteration"]
             more = f" {row['profiled_percent']:+8.2f}% {row['counted_percent']:+8.2f}% {row['stages_over_wall']:>12.4f}"
-            more += f" {slower:>6.2f}x"
         lines.append(f"{row['env']:7} {row['algo']:6} {row['env_steps_per_second']:>10.3g} {use:>8}{more}")
     return "\n".join(lines)
 
@@ -129,7 +123,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int)
     parser.add_argument("--no-compile", dest="compile", action="store_const", const=False)
     parser.add_argument("--seconds", type=float, default=4.0, help="per measurement")
-    parser.add_argument("--budget", type=float, default=230.0, help="start no measurement after so many seconds")
+    parser.add_argument("--seconds-total", type=float, default=190.0, help="start nothing that would end later")
     parser.add_argument("--folder", default="/tmp/redline-profile-bench", help="for files of the runs; nothing is kept")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -138,15 +132,17 @@ def main() -> None:
     cases = [("snake", "ppo", True), ("snake", "dqn", True)]
     if torch.cuda.is_available() and arguments.device != "cpu":
         cases += [("tetris", "ppo", False), ("tetris", "dqn", False), ("tetris", "pqn", False), ("snake", "pqn", False)]
+    longest = 0.0
     for env, algo, staged in cases:
-        if time.perf_counter() - started > arguments.budget:
-            print(f"{env} {algo}: left out, the time is used up")
+        began = time.perf_counter()
+        if began - started + longest > arguments.seconds_total:
+            print(f"{env} {algo}: left out, it would take too long", flush=True)
             continue
         record["rows"].append(measure(env, algo, arguments, staged))
-        print(f"{env} {algo}: {time.perf_counter() - started:.0f} s so far", flush=True)
+        longest = max(longest, time.perf_counter() - began)
+        print(table(record["rows"]), f"{time.perf_counter() - started:.0f} s so far", sep="\n", flush=True)
         if arguments.out:
             write_json(arguments.out, record)
-    print(table(record["rows"]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ temporary folder; a run folder that is given is only read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tempfile
 import time
@@ -28,7 +29,6 @@ from redline.run.thread_choice import decide
 from redline.run.trust import check_trust
 from redline.tools.profile_advice import BATCH_FACTOR, Actors, Advice, Measurement, bottleneck, diagnose
 from redline.tools.profile_candidates import (
-    Parts,
     measure_parts,
     promising,
     resolve_with,
@@ -83,7 +83,7 @@ def profile(
             settings, run_dir=str(Path(folder) / "run"), resume="never", steps=_STEPS, minutes=None, episodes=None
         )
         try:
-            record = _Profile(decide(settings), seconds, notify).run(probes, trace)
+            record = _Profile(decide(settings), seconds, out, notify).run(probes, trace)
         finally:
             torch.set_num_threads(threads)
     return record | (write_report(record, out) if out is not None else {})
@@ -92,27 +92,37 @@ def profile(
 class _Profile:
     """The measurements of one plan."""
 
-    def __init__(self, plan: Plan, seconds: float, notify: Notify) -> None:
-        self.plan, self.seconds, self.notify = plan, seconds, notify
+    def __init__(self, plan: Plan, seconds: float, out: Path | None, notify: Notify) -> None:
+        self.plan, self.seconds, self.out, self.notify = plan, seconds, out, notify
         prepare_run_dir(plan.run_dir)
         self.memory: dict[str, int] = {}
         self.host: dict[str, float] = {}
         self.bytes_per_iteration: dict[str, float] = {}
         self.flops: float | None = None
-        self.parts: Parts | None = None
         self.rates: dict[str, float] = {}
 
     def run(self, probes: int, trace: Path | None) -> dict[str, Any]:
         plan = self.plan
-        compiling = ", after compiling it" if plan.compile else ""
-        self.notify(f"Measuring {plan.settings.env} with {plan.settings.algo} on {plan.device}{compiling} ...")
+        if plan.compile:
+            self.notify(
+                f"This measures for about {self.seconds:g} s and compiles the iteration twice, as a whole and in stages, which "
+                "can take minutes; --no-compile profiles it uncompiled."
+            )
+        self.notify(f"Measuring {plan.settings.env} with {plan.settings.algo} on {plan.device} ...")
+        started = time.perf_counter()
         measured = self._measure_run(trace)
-        self.notify("Measuring its stages apart ...")
+        self.notify(f"Measuring its stages apart, after {time.perf_counter() - started:.0f} s ...")
         staged = self._measure_stages()
         ceilings = measure_ceilings(plan.device, plan.precision)
         measurement = self._measurement(measured, staged, ceilings)
-        advice, tried = self._advise(measurement, measured, probes)
-        return self._record(measured, staged, measurement, ceilings, advice, tried)
+        finish = functools.partial(self._record, measured, staged, measurement, ceilings)
+        record = finish(self._without_probes(measurement), {})
+        if not probes:
+            return record
+        if self.out is not None:  # an interrupted try-out leaves a report
+            write_report(record, self.out)
+            self.notify(f"{self.out} is written. Trying changes, after {time.perf_counter() - started:.0f} s ...")
+        return finish(*self._advise(measurement, measured, probes))
 
     # ------------------------------------------------------------------------------------------------------ measuring
 
@@ -129,9 +139,7 @@ class _Profile:
                 _write_trace(session, trace)
             if session.collector.on_device:
                 self.bytes_per_iteration = _bytes_per_iteration(session)
-                self.parts = measure_parts(session)
-                for measure in ("env_steps_per_second", "samples_per_second"):
-                    self.rates[measure] = self.parts.rate(session, measure)
+                self.rates = measure_parts(session).rates(session)
             self.flops = _count_flops(session)
         return measured
 
@@ -167,8 +175,6 @@ class _Profile:
 
     def _advise(self, m: Measurement, measured: RunMeasurement, probes: int) -> tuple[list[Advice], dict[str, Any]]:
         """Return ranked advice, and what the first brought."""
-        if not probes:
-            return self._without_probes(m), {}
         if not self.plan.rules.game.ON_CPU:
             return self._probe(m, measured, probes)
         advice = self._without_probes(m)
@@ -210,18 +216,28 @@ class _Profile:
 
     def _probe(self, m: Measurement, measured: RunMeasurement, probes: int) -> tuple[list[Advice], dict[str, Any]]:
         shares = {group: seconds / m.seconds for group, seconds in m.groups().items()}
+        seconds = max(_TRY_SECONDS, 0.2 * self.seconds)
+        plan, rates, how = self.plan, self.rates, ""
+        if plan.compile and plan.device.type == "cpu":  # which takes minutes to compile: compare without compilation
+            plan, how = resolve_with(plan, {"compile": False}), " uncompiled"
+            self.notify("Measuring the run uncompiled, to compare changes with it ...")
+            measured, rates = self._measure_uncompiled(plan, seconds)
         results = []
-        for candidate, plan in promising(self.plan, shares, probes):
-            self.notify(f"Trying {candidate.change} ...")
-            seconds = max(_TRY_SECONDS, 0.2 * self.seconds)
+        for candidate, changed in promising(plan, shares, probes, without="compile" if how else ""):
+            self.notify(f"Trying {candidate.change}{how} ...")
             try:
-                results.append(try_change(candidate, plan, measured, self.rates, seconds, self.notify))
+                results.append(try_change(candidate, changed, measured, rates, seconds, self.notify))
             except Exception as error:
                 self._could_not_try(candidate.change, error)
         results = [result for result in results if result[0].gain >= _MIN_GAIN]
         results.sort(key=lambda result: result[0].gain, reverse=True)
         advice = [*self._without_probes(m), *(advice for advice, _ in results)]
         return advice, results[0][1] if results else {}
+
+    def _measure_uncompiled(self, plan: Plan, seconds: float) -> tuple[RunMeasurement, dict[str, float]]:
+        with closing(Session(plan, self.notify)) as session:
+            warm_up(session)
+            return measure_run(session, seconds), measure_parts(session).rates(session)
 
     # --------------------------------------------------------------------------------------------------------- record
 

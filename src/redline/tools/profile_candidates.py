@@ -46,12 +46,11 @@ class Parts:
         """Return the seconds of an iteration."""
         return session.learner.rollout_steps * self.collect + self.update
 
-    def rate(self, session: Session, measure: str) -> float:
-        """Return the throughput `measure`."""
-        learner = session.learner
+    def rates(self, session: Session) -> dict[str, float]:
+        """Return the throughputs that these parts give, by name."""
+        learner, seconds = session.learner, self.seconds(session)
         samples = learner.updates_per_iteration * learner.samples_per_update
-        count = samples if measure == "samples_per_second" else session.steps_per_iteration
-        return count / self.seconds(session)
+        return {"env_steps_per_second": session.steps_per_iteration / seconds, "samples_per_second": samples / seconds}
 
 
 def candidates(plan: Plan) -> list[Candidate]:
@@ -85,13 +84,16 @@ def candidates(plan: Plan) -> list[Candidate]:
     return found
 
 
-def promising(plan: Plan, shares: Mapping[str, float], limit: int) -> list[tuple[Candidate, Plan]]:
-    """Return up to `limit` candidates that aim at a sizable share of the time and fit into memory, with their plans."""
+def promising(plan: Plan, shares: Mapping[str, float], limit: int, without: str = "") -> list[tuple[Candidate, Plan]]:
+    """Return up to `limit` candidates that aim at a sizable share of the time and fit into memory, with their plans.
+
+    without: an option that is not to be changed.
+    """
     chosen: list[tuple[Candidate, Plan]] = []
     for candidate in candidates(plan):
         if len(chosen) == limit:
             break
-        if sum(shares.get(group, 0.0) for group in candidate.aims_at) < _MIN_SHARE:
+        if without in candidate.options or sum(shares.get(group, 0.0) for group in candidate.aims_at) < _MIN_SHARE:
             continue
         try:
             changed = resolve_with(plan, candidate.options)
@@ -130,9 +132,10 @@ def try_change(
         warm_up(session)
         after = measure_run(session, seconds)
         parts = measure_parts(session)
-        predicted = parts.rate(session, candidate.measure) / rates[candidate.measure]
+        predicted = parts.rates(session)[candidate.measure] / rates[candidate.measure]
+    uncompiled = "" if plan.compile else " uncompiled and"
     reason = (
-        f"measured apart: a step of all environments takes {1e3 * parts.collect:.3g} ms, an update "
+        f"measured{uncompiled} apart: a step of all environments takes {1e3 * parts.collect:.3g} ms, an update "
         f"{1e3 * parts.update:.3g} ms"
     )
     advice = Advice(candidate.change, candidate.change, predicted, reason, 0.0, candidate.options, candidate.measure)
