@@ -60,7 +60,7 @@ def test_a_strangers_run_imports_nothing(
     rewrite(run.path, env=f"gym:payload_{name}:payload/X-v0", env_options={})
     with pytest.raises(UserError) as refusal:
         cli.run([name, str(run.path), *rest])
-    assert "was not trained by you on this machine" in str(refusal.value)
+    assert "does not carry your signature" in str(refusal.value)
     assert f"the module 'payload_{name}'" in str(refusal.value)
     assert "--trust" in str(refusal.value)
     assert not (tmp_path / "imported").exists()
@@ -103,12 +103,12 @@ def test_runs_of_ones_own_are_signed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     key = config_home / "redline" / "signing-key"
     assert key.stat().st_mode & 0o777 == 0o600
     rewrite(Path(moved), algo="dqn")  # the names are signed together
-    with pytest.raises(UserError, match="was not trained by you"):
+    with pytest.raises(UserError, match="does not carry your signature"):
         load_agent(Path(moved), "cpu")
     rewrite(Path(moved), algo="ppo")
     load_agent(Path(moved), "cpu")
     key.chmod(0o666)  # anybody could have written it
-    with pytest.raises(UserError, match="was not trained by you"):
+    with pytest.raises(UserError, match="does not carry your signature"):
         load_agent(Path(moved), "cpu")
 
 
@@ -118,10 +118,10 @@ def test_another_users_signature_does_not_count(tmp_path: Path, monkeypatch: pyt
     trust.check_trust(tmp_path, signed, trust=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
     for stranger in (signed, config, config | {"signature": ""}, config | {"signature": 3}):
-        with pytest.raises(UserError, match="was not trained by you"):
+        with pytest.raises(UserError, match="does not carry your signature"):
             trust.check_trust(tmp_path, stranger, trust=False)
     trust.signed(config)  # now that user has a key
-    with pytest.raises(UserError, match="was not trained by you"):
+    with pytest.raises(UserError, match="does not carry your signature"):
         trust.check_trust(tmp_path, signed, trust=False)
 
 

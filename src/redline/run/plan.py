@@ -104,8 +104,13 @@ class Plan:
 
     @property
     def identity_hash(self) -> str:
-        """A digest of `identity` and the algorithm's RESUME_FIXED options."""
-        fixed = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
+        """A digest of `identity` and the algorithm's RESUME_FIXED options, without those at their defaults.
+
+        An option that a later version adds then leaves the digests of earlier runs as they were.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self.algo_config)}
+        values = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
+        fixed = {name: value for name, value in values.items() if defaults[name] != value}
         return digest([self.settings.env, self.settings.algo, self.identity(), fixed])
 
 

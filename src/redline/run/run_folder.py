@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -101,16 +102,16 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; ValueError if it is no regular file, is too large or is not JSON.
+    """Return the content of a JSON file; OSError if it is no regular file or too large, ValueError if it is not JSON.
 
     A run folder may come from elsewhere: a pipe in place of a file must not block.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if status.st_size > _MAX_JSON:
-            raise ValueError(f"it has {status.st_size:,} bytes, more than such a file can have")
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than such a file can have")
         return json.loads(file.read())
 
 

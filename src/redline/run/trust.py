@@ -60,8 +60,9 @@ def check_trust(run_dir: Path, config: Mapping[str, Any], trust: bool) -> None:
     if key is not None and isinstance(signature, str) and hmac.compare_digest(signature, _sign(config, key)):
         return
     raise UserError(
-        f"The run {run_dir} was not trained by you on this machine, and loading it would run {' and '.join(parts)}. If you "
-        "trust that code, add --trust (in Python: trust=True)."
+        f"The run {run_dir} does not carry your signature (it was trained by somebody else, on another machine or by an "
+        f"earlier version), and loading it would run {' and '.join(parts)}. If you trust that code, add --trust (in Python: "
+        "trust=True)."
     )
 
 
