@@ -152,7 +152,7 @@ def test_a_run_is_trained_continued_and_evaluated(
     record = loaded.evaluate(10)
     assert record["episodes"] == 10
     assert record["length_mean"] == 3
-    with pytest.raises(UserError, match="cannot be made"):  # its constructor takes no render_mode
+    with pytest.raises(UserError, match="no render mode rgb_array"):  # its constructor takes no render_mode
         next(watch.play(loaded.rules, loaded.policy, 0))
     capsys.readouterr()
 

@@ -188,7 +188,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "next_chunk", lambda chunk, seconds: 1)  # noqa: ARG005
+    monkeypatch.setattr(train, "next_chunk", lambda *_: 1)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """Phases, and the folder of a run through all of them without a stop."""
     path = tmp_path_factory.mktemp("straight")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "next_chunk", lambda chunk, seconds: 1)  # noqa: ARG005
+        patch.setattr(train, "next_chunk", lambda *_: 1)
         train.train(settings(path, request.param))
     return request.param, path
 

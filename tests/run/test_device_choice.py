@@ -263,6 +263,7 @@ def write_config(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_continued_run_stays_where_it_began(device: str, resume: str) -> None:
     write_config(Path("runs/snake-dqn"), json.dumps({"device": device}))
+    Path("runs/snake-dqn/checkpoints/ckpt-000000000001").mkdir(parents=True)
     plan = decide(Settings("snake", "dqn", resume=resume), refuse)
     assert str(plan.device) == device
     assert plan.reasons["device"] == "the run began there"
@@ -272,6 +273,7 @@ def test_a_continued_run_stays_where_it_began(device: str, resume: str) -> None:
 def test_a_run_continued_from_elsewhere_stays_where_that_one_began() -> None:
     write_config(Path("runs/snake-dqn"), json.dumps({"device": "cuda:0"}))
     write_config(Path("other"), json.dumps({"device": "cpu"}))
+    Path("other/checkpoints/ckpt-1").mkdir(parents=True)
     assert str(decide(Settings("snake", "dqn", resume="other/checkpoints/ckpt-1"), refuse).device) == "cpu"
 
 

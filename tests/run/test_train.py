@@ -484,6 +484,7 @@ def test_an_interrupted_evaluation_leaves_no_old_result(
     def interrupted(*_: Any, progress: Any, **__: Any) -> None:
         progress(3)
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)  # another thread may receive the signal; it interrupts this one a moment later
 
     monkeypatch.setattr(final_evaluation, "evaluate", interrupted)
     assert exit_code(tiny(run, steps=FULL)) == 130
