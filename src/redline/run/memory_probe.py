@@ -97,20 +97,17 @@ def _largest(arguments: Any) -> int:
     return max((x.numel() for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)), default=0)
 
 
-def measure(device: torch.device, function: Callable[[], Any]) -> tuple[int, int]:
-    """Return the bytes that a call of `function` needs at its peak and that its result keeps allocated."""
-    if device.type != "cuda":
-        with LiveBytes() as counter:
-            result = function()
-        return counter.peak, counter.live
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    result = function()
-    torch.cuda.synchronize(device)
-    peak, live = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+def measure(function: Callable[[], Any], compiled: bool = False) -> tuple[int, int]:
+    """Return the bytes that a call of `function` needs at its peak and that its result keeps allocated.
+
+    Tensors are counted, on a GPU too, rather than the allocator's statistics: for a few samples, cuDNN takes workspaces that
+    are several times larger than the tensors, and which do not grow with the batch.
+    """
+    with LiveBytes(compiled) as counter:
+        result = function()
+    peak, live = counter.peak, counter.live
     del result
-    return peak - before, live - before
+    return peak, live
 
 
 _probes: dict[str, Probe] = {}  # of this process, by everything that decides them
@@ -128,8 +125,6 @@ def measure_plan(plan: Plan) -> Probe:
 
 def _measure_plan(plan: Plan) -> Probe:
     sizes = _GPU_SIZES if plan.device.type == "cuda" else _CPU_SIZES
-    if plan.device.type == "cuda":  # libraries allocate their workspaces at the first call
-        _measure_update(plan, sizes[0])
     states = [_measure_states(plan, size) for size in sizes]
     updates = [_measure_update(plan, size) for size in sizes]
     weights, step = updates[0].weights, updates[0].step
@@ -170,13 +165,13 @@ def _measure_update(plan: Plan, samples: int) -> _Update:
     num_envs = samples // steps
     config = _small(plan, num_envs, num_envs * steps, steps)
     made: list[tuple[Learner, batch.EnvState]] = []
-    _, live = measure(plan.device, lambda: made.append(_make(plan, num_envs, config)))
+    _, live = measure(lambda: made.append(_make(plan, num_envs, config)))
     learner, envs = made[0]
     buffers = plan.algo.memory_bytes(config, learner.spec, _stored_bytes(plan.rules, envs.game), num_envs)
     games = sum(x.nbytes for x in leaves(envs).values())
     for _ in range(_rows(config)):
         learner.ingest(_idle(envs.game, num_envs))
-    step = gradient = measure(plan.device, learner.update)[0]
+    step = gradient = measure(learner.update)[0]
     if learner.max_micro_batches > 1:
         peaks: list[int] = []
 
@@ -221,14 +216,7 @@ def _make(plan: Plan, num_envs: int, config: Any) -> tuple[Learner, batch.EnvSta
 
 def _peak(plan: Plan, function: Callable[[], Any]) -> int:
     """Return the bytes at the peak of a call; if the plan compiles it, those that remain of them."""
-    peak, _ = measure(plan.device, function)
-    if not plan.compile:
-        return peak
-    counters = LiveBytes(), LiveBytes(compiled=True)
-    for counter in counters:
-        with counter:
-            function()
-    return round(peak * counters[1].peak / max(counters[0].peak, 1))
+    return measure(function, plan.compile)[0]
 
 
 def _small(plan: Plan, num_envs: int, batch_size: int, rollout_steps: int) -> Any:
