@@ -42,6 +42,16 @@ PLANTED: dict[str, dict[str, Any]] = {
 }
 
 
+def test_launches_after_synchronisations_are_charged_to_these() -> None:
+    """A loop that reads 200 numbers a step: launching the small operations in between takes longer than the reads."""
+    busy = {"seconds": 10e-3, "device_busy": 1e-3, "synchronisation_seconds": 10e-6, "batch_size": 8192, "flops": 1e6}
+    stages = {"forward": 9.5e-3, "backward": 0.5e-3}
+    measured = Measurement(**HEALTHY | busy | {"stages": stages, "synchronisations": 200.0})
+    assert diagnose(measured)[0].cause == "host synchronisation"
+    rare = Measurement(**HEALTHY | busy | {"stages": stages, "synchronisations": 1.0})
+    assert diagnose(rare)[0].cause == "tiny batch"
+
+
 def test_a_healthy_loop_gets_no_advice() -> None:
     measured = Measurement(**HEALTHY)
     assert diagnose(measured) == []

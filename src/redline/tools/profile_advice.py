@@ -39,6 +39,7 @@ _TITLES = {
 }
 _REACHED = 0.25  # share of the matrix-product ceiling that small networks reach at a good batch size
 _TINY_SHARE = 0.5  # of the learner's time that is overhead, beyond which a batch is too small
+_EXPLAINED = 0.2  # of the idle time of the device by synchronisations alone, so that they are its cause
 _SLOW_ENVIRONMENT = 0.4  # share of time beyond which the environment is slow
 BATCH_FACTOR = 8  # by which a tiny batch is enlarged
 _MIN_GAIN = 1.05
@@ -186,12 +187,22 @@ def _pageable(m: Measurement) -> Advice | None:
     )
 
 
+def _lost_to_synchronisation(m: Measurement) -> float:
+    """Return the seconds that synchronisations cost: their own, and the idle time of the device if they explain much of it.
+
+    After each one the device also waits for the operations that the host launches next, however short they are.
+    """
+    lost = m.synchronisations * m.synchronisation_seconds
+    if m.device_busy is None:
+        return lost
+    idle = max(m.seconds - m.device_busy, 0.0)
+    return idle if lost >= _EXPLAINED * idle else lost
+
+
 def _synchronising(m: Measurement) -> Advice | None:
     if m.synchronisations < 0.5:
         return None
-    lost = m.synchronisations * m.synchronisation_seconds
-    if m.device_busy is not None:
-        lost = min(lost, max(m.seconds - m.device_busy, 0.0))
+    lost = _lost_to_synchronisation(m)
     return Advice(
         "host synchronisation",
         "read tensors on the host (.item(), .cpu(), print, if tensor) once in many steps",
@@ -280,7 +291,7 @@ def _tiny_batch(m: Measurement) -> Advice | None:
         return None
     groups = m.groups()
     learning = groups.get("learner", 0.0) + groups.get("inference", 0.0)
-    elsewhere = m.compile_seconds + m.synchronisations * m.synchronisation_seconds
+    elsewhere = m.compile_seconds + _lost_to_synchronisation(m)
     work = min(m.flops / (_REACHED * m.flops_ceiling), learning)
     overhead = learning - work - elsewhere
     if overhead < _TINY_SHARE * learning or learning <= 0:
