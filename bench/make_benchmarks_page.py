@@ -360,19 +360,35 @@ def precision(file: Record) -> Iterator[Row]:
     steps = quantity(file["settings"]["steps"])
     for name, row in file["precisions"].items():
         speed = row["speed"].get("env_steps_per_second")
-        words = [f"{quantity(speed)} env-steps/s"] if speed else []
+        if speed:
+            yield Row(SPEED, f"Snake with PPO in {name}", f"{quantity(speed)} env-steps/s")
         if "score_mean" in row:
-            words.insert(0, f"{row['score_mean']:.2f} foods ({row['score_low']:.2f} to {row['score_high']:.2f})")
-        if words:
             yield Row(
                 LEARNING,
                 f"Snake with PPO in {name}, {steps} steps, {len(row.get('scores', ()))} seeds",
-                ", ".join(words),
+                f"{row['score_mean']:.2f} foods ({row['score_low']:.2f} to {row['score_high']:.2f})",
             )
 
 
+def profile_overhead(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/profile_overhead.py wrote."""
+    for row in file["rows"]:
+        what = f"Profiling {row['env'].capitalize()} with {row['algo'].upper()}"
+        yield Row(SPEED, f"{what}: slowdown by `redline.Profiler`", f"{row['profiled_percent']:.2f} %")
+        yield Row(
+            SPEED, f"{what}: slowdown by the measurements of `redline profile`", f"{row['counted_percent']:.2f} %"
+        )
+        if "stages_over_wall" in row:
+            yield Row(SPEED, f"{what}: sum of the stages over wall-clock", f"{row['stages_over_wall']:.4f}")
+
+
 # Files whose names begin like this share an extractor.
-SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {"bench-": bench_tables, "tune-": tune, "precision-": precision}
+SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
+    "bench-": bench_tables,
+    "tune-": tune,
+    "precision-": precision,
+    "profile-overhead-": profile_overhead,
+}
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "collect-mario-cpu": collecting,
