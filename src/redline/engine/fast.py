@@ -225,6 +225,15 @@ class Graph:
         self.function()
 
 
+def warmed_up(function: Callable[[], None], enabled: bool, notify: Callable[[str], None]) -> Graph:
+    """Return the function as a Graph that has run at least once and is captured if it can be, so that calls can be timed."""
+    graph = Graph(function, enabled, notify)
+    graph()
+    while not graph.ready:
+        graph()
+    return graph
+
+
 def first_line(error: BaseException) -> str:
     """Return the type and first line of an error, and the next line where the first ends with a colon."""
     lines = [line.strip() for line in str(error).strip().splitlines()]

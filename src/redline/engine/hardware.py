@@ -113,6 +113,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished all work; on other devices nothing is pending."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class SharedCores:
     """Splits the cores between this process and `others` single-threaded processes, until `give_back`.
 

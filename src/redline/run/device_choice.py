@@ -247,22 +247,14 @@ def _seconds_each(prepare: Workload, size: int, plan: Plan) -> float:
 
 def _seconds(function: Callable[[], None], plan: Plan, ends: float) -> float:
     """Return the seconds of a call, run as in training: captured or launched. Past the time `ends` one round suffices."""
-
-    def wait() -> None:
-        if plan.device.type == "cuda":
-            torch.cuda.synchronize(plan.device)
-
-    call = fast.Graph(function, plan.graph, _ignore)
-    call()
-    while not call.ready:
-        call()
+    call = fast.warmed_up(function, plan.graph, _ignore)
     best = float("inf")
     for _ in range(_ROUNDS):
-        wait()
+        hardware.synchronize(plan.device)
         started = time.perf_counter()
         for _ in range(_CALLS):
             call()
-        wait()
+        hardware.synchronize(plan.device)
         best = min(best, (time.perf_counter() - started) / _CALLS)
         if time.perf_counter() > ends:
             break

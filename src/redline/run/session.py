@@ -200,8 +200,7 @@ class Session:
         return means | self.learner.current_metrics() | self.collector.metrics()
 
     def synchronize(self) -> None:
-        if self.plan.device.type == "cuda":
-            torch.cuda.synchronize(self.plan.device)
+        hardware.synchronize(self.plan.device)
 
     def tensors(self, replay: bool = True) -> dict[str, dict[str, Tensor]]:
         """The whole state in the groups of a checkpoint, without a replay memory unless `replay`."""

@@ -75,21 +75,16 @@ def rates(
     call: Callable[[], None], seconds: float, device: torch.device, repeats: int, warm_up: int = _WARM_UP
 ) -> list[float]:
     """Return calls per second in each of `repeats` parts of at least `seconds` in all, after `warm_up` calls."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     for _ in range(warm_up):
         call()
-    wait()
+    hardware.synchronize(device)
     chunk, measured = 1, list[float]()
     while len(measured) < repeats:
         calls, started = 0, time.perf_counter()
         while True:
             for _ in range(chunk):
                 call()
-            wait()
+            hardware.synchronize(device)
             calls += chunk
             elapsed = time.perf_counter() - started
             if elapsed >= seconds / repeats:

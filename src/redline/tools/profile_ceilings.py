@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from redline.engine import hardware
+
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SECONDS = 0.15  # per measurement
 
@@ -57,18 +59,13 @@ def _transfer_ceilings(device: torch.device) -> dict[str, float]:
 
 def _fastest(function: Callable[[], Any], device: torch.device) -> float:
     """Return the seconds of the fastest of several calls."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     function()
-    wait()
+    hardware.synchronize(device)
     best, ends = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < ends:
         started = time.perf_counter()
         function()
-        wait()
+        hardware.synchronize(device)
         best = min(best, time.perf_counter() - started)
     return best
 

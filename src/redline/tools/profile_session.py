@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from redline.engine import fast
+from redline.engine import fast, hardware
 from redline.engine.stages import IDLE, EventClock, make_clock, time_stages
 from redline.run.budget import next_chunk
 from redline.run.plan import Plan
@@ -209,22 +209,14 @@ def split_replays(spent: dict[str, float], inside: dict[str, float]) -> dict[str
 
 def seconds_per_call(function: Callable[[], None], plan: Plan, seconds: float = 0.3) -> float:
     """Return the seconds of a call, captured where the plan captures; the fastest of several rounds."""
-
-    def wait() -> None:
-        if plan.device.type == "cuda":
-            torch.cuda.synchronize(plan.device)
-
-    call = fast.Graph(function, plan.graph, to_stderr)
-    call()
-    while not call.ready:
-        call()
-    wait()
+    call = fast.warmed_up(function, plan.graph, to_stderr)
+    hardware.synchronize(plan.device)
     best, calls, ends = float("inf"), 1, time.perf_counter() + seconds
     while True:
         started = time.perf_counter()
         for _ in range(calls):
             call()
-        wait()
+        hardware.synchronize(plan.device)
         now = time.perf_counter()
         best = min(best, (now - started) / calls)
         if now >= ends:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-import torch
 
 from redline.core.errors import UserError
 from redline.engine import hardware
@@ -231,8 +230,7 @@ def largest_batch(plan: Plan, deadline: float) -> tuple[int, str]:
             call = learn(size)
             started = time.perf_counter()
             call()
-            if on_gpu:
-                torch.cuda.synchronize(plan.device)
+            hardware.synchronize(plan.device)
         except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
             return largest, f"{size:,} do not fit"
         largest = size
