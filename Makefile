@@ -44,9 +44,10 @@ bench: .venv/.test-installed
 	@$(BIN)/redline bench --out bench.json
 	@$(BIN)/python bench/peers.py
 
-# Generated pages: docs/benchmarks.md from bench/results/*.json.
+# Generated pages: docs/benchmarks.md from bench/results/*.json, docs/reliability.md from the marks of the tests.
 docs: .venv/.installed
 	@$(BIN)/python bench/make_benchmarks_page.py
+	@$(BIN)/python bench/make_reliability_page.py
 
 # On a machine with a GPU and its own torch: uses the interpreter as it is, installs nothing.
 gpu-test:

@@ -570,6 +570,7 @@ WRONG = {
 }
 
 
+@pytest.mark.fault("G1", "H1")
 @pytest.mark.parametrize("line", WRONG)
 def test_wrong_input(line: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
@@ -585,6 +586,7 @@ def test_wrong_input(line: str, run: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []  # found before anything was made
 
 
+@pytest.mark.fault("H2")
 def test_settings_that_do_not_fit_together() -> None:
     output = call(f"train snake {TINY} --replay-capacity 10")
     assert output.code == 2
@@ -604,6 +606,7 @@ def test_the_run_folder_of_another_environment(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text()) == other
 
 
+@pytest.mark.fault("A8")
 def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     output = call(f"train snake {TINY} --run-dir file/run")
@@ -638,6 +641,7 @@ word = st.one_of(
 )
 
 
+@pytest.mark.fault("H1")
 @given(st.lists(word, max_size=6))
 def test_any_words_are_a_plan_or_one_sentence(words: list[str]) -> None:
     """Whatever is typed, deciding what to do ends in a plan or in a sentence; nothing is trained here."""
@@ -690,6 +694,7 @@ def test_as_a_program(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
     assert json.loads(out)["games"] == games.names()
 
 
+@pytest.mark.fault("H5")
 def test_a_reader_that_goes_away(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
     """`redline list | head -1`: no traceback, neither at once nor at the exit of the interpreter."""
     code, out, err = programs["closed"]
@@ -697,6 +702,7 @@ def test_a_reader_that_goes_away(programs: dict[str, tuple[int, bytes, bytes]]) 
     assert b"Traceback" not in err
 
 
+@pytest.mark.fault("H5")
 def test_a_terminal_that_knows_ascii_only(programs: dict[str, tuple[int, bytes, bytes]]) -> None:
     code, out, err = programs["ascii"]
     assert (code, err) == (0, b"")

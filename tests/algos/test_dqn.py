@@ -349,6 +349,7 @@ def test_only_legal_actions_are_taken(epsilon: float, looks_uniform: Callable[[T
         assert looks_uniform(torch.bincount(two.flatten(), minlength=3)[[0, 2]])
 
 
+@pytest.mark.fault("D6")
 def test_a_state_without_legal_actions_gives_an_action_all_the_same() -> None:
     for epsilon in (0.0, 1.0):
         found = acting(epsilon, 50).act(torch.zeros(50, 3), torch.zeros(50, 3, dtype=torch.bool))
@@ -396,6 +397,7 @@ def test_soft_update_is_exact() -> None:
         assert torch.equal(learner.target_weights, expected), f"after {update} updates"
 
 
+@pytest.mark.fault("D3")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_skipped_update_moves_neither_network(poison: float) -> None:
     learner = learner_of(dataclasses.replace(TINY, tau=0.5, learning_rate=0.1))
@@ -411,6 +413,7 @@ def test_a_skipped_update_moves_neither_network(poison: float) -> None:
     assert not any(torch.equal(x, y) for x, y in zip(watched, before, strict=True))
 
 
+@pytest.mark.fault("D3")
 def test_a_sample_that_is_not_finite_is_skipped_and_counted() -> None:
     good, bad = (batch_of([0] * 4, [reward] * 4, [0.0] * 4) for reward in (1.0, float("nan")))
     learner = learner_of(TINY, Memory(good, bad, good))

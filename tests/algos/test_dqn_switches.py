@@ -146,6 +146,7 @@ def test_munchausen_without_reward_and_temperature_is_the_maximum() -> None:
     torch.testing.assert_close(targets_of(config, sample, None, net), plain, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.fault("D6")
 def test_a_state_without_a_legal_action_is_worth_nothing() -> None:
     legal = torch.tensor([[False] * 3, [True] * 3])
     sample = batch_of([0, 1], [1.0, 1.0], [0.9, 0.9])._replace(next_legal=legal)
@@ -262,6 +263,7 @@ def test_reduced_precision_learns_nearly_the_same(options: dict[str, Any]) -> No
     assert rounded.metric_sums["loss"] != plain.metric_sums["loss"], "nothing ran in bfloat16"
 
 
+@pytest.mark.fault("D3")
 @pytest.mark.parametrize("options", [CATEGORICAL, QUANTILE], ids=["categorical", "quantile"])
 def test_a_sample_that_is_not_finite_is_skipped(options: dict[str, Any]) -> None:
     good, bad = (batch_of([0] * 4, [reward] * 4, [0.0] * 4) for reward in (1.0, float("nan")))

@@ -69,6 +69,7 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
     torch.testing.assert_close(optimizer.square, torch.tensor([0.36e-3, 0.64e-3]))
 
 
+@pytest.mark.fault("D3")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 3e38], ids=str)
 @pytest.mark.parametrize("runtime", [CPU, HALF], ids=["fp32", "fp16"])
 def test_a_gradient_that_is_not_finite_changes_nothing(poison: float, runtime: Runtime) -> None:
@@ -92,6 +93,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison: float, runtime: R
     assert not torch.equal(optimizer.flat, before["flat"])
 
 
+@pytest.mark.fault("D4")
 def test_loss_scale_halves_on_overflow_and_grows_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer_module, "_GROWTH_INTERVAL", 3.0)
     net = small_net()

@@ -129,6 +129,7 @@ def test_a_clipped_ratio_has_no_gradient(ratio: float, advantage: float, moves: 
     assert gradient.item() == pytest.approx(-advantage * ratio if moves else 0.0)
 
 
+@pytest.mark.fault("D10")
 @pytest.mark.parametrize("level", [0.0, 1.0, -7.3, 1e4, 1e-3])
 def test_equal_advantages_are_none(level: float) -> None:
     rounded = level * (1 + 1.2e-7 * (torch.arange(999) % 2))  # equal but for the last digit
@@ -260,6 +261,7 @@ def test_entropy_counts_legal_actions_only() -> None:
     assert learner.rollout.outputs["logp"].tolist() == pytest.approx([math.log(0.5)] * 64)
 
 
+@pytest.mark.fault("D6")
 def test_a_state_without_legal_actions_gives_numbers() -> None:
     for spec in (Spec((5,), torch.uint8, (1.0,) * 5, 1, 3, "points", masked=True), AFTER):
         net = networks.build_actor_critic(spec, networks.NetworkConfig("auto", (8,)), 0, 0.9)
@@ -564,6 +566,7 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
         Config(**{field: value})
 
 
+@pytest.mark.fault("G8")
 @pytest.mark.parametrize(("size", "accumulate"), [(24, 1), (65, 1), (24, 2), (128, 1)])
 def test_a_batch_that_does_not_divide_the_rollout_is_an_error(size: int, accumulate: int) -> None:
     config, rules = dataclasses.replace(TINY, batch_size=size), probe(paid_by_place)

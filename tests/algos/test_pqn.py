@@ -301,6 +301,7 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
         Config(**{field: value})
 
 
+@pytest.mark.fault("G8")
 def test_a_batch_that_does_not_divide_the_rollout_is_an_error() -> None:
     with pytest.raises(UserError, match=r"pqn\.batch_size is 48"):
         learner_of(dataclasses.replace(TINY, batch_size=48), probe(stand_still))

@@ -238,6 +238,7 @@ def test_help_of_a_command_by_either_name() -> None:
     assert call("help", "train", "snake") == call("train", "snake", "--help")
 
 
+@pytest.mark.fault("H1")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -395,6 +396,7 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     assert settings.env_options["width"] == "9"
 
 
+@pytest.mark.fault("H1")
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -415,6 +417,7 @@ def test_mistakes_in_a_config_file(tmp_path: Path, text: str, sentence: str) -> 
     assert sentence in str(error.value)
 
 
+@pytest.mark.fault("H1")
 def test_a_config_file_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"config none\.toml could not be read: No such file or directory\."):
         merge_config("train", COMMANDS.load("train"), Request(["snake"], {"config": "none.toml"}))

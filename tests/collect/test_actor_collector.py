@@ -184,6 +184,7 @@ def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference:
     )  # two actions, equally likely
 
 
+@pytest.mark.fault("C9")
 @BOTH
 def test_checksums_hold_where_they_are_asked_for(
     collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, inference: str
@@ -222,6 +223,7 @@ def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: p
     assert len(session.collector.episode_stats.ended) == 4, "the first of each environment"
 
 
+@pytest.mark.fault("C9")
 def test_versions_only_grow_and_lag_is_bounded(collecting: StartedSessions) -> None:
     session = collecting(algo="ppo", inference="actors", num_envs=4, rollout_steps=16, batch_size=64)
     seen: list[int] = []
@@ -251,6 +253,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.fault("C1", "C2", "C3")
 @pytest.mark.parametrize(("how", "inference"), [(how, ("actors", "central")[i % 2]) for i, how in enumerate(FAILURES)])
 def test_a_failing_actor_is_named_and_replaced(
     collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, inference: str
@@ -277,6 +280,7 @@ def test_a_failing_actor_is_named_and_replaced(
     assert session.collector.metrics()["restarts"] == 1
 
 
+@pytest.mark.fault("C2")
 def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> None:
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(10)
@@ -292,6 +296,7 @@ def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> No
     assert "SIGKILL" in collecting.said[0]
 
 
+@pytest.mark.fault("C4")
 def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY", "exit")
     session = collecting(inference="actors", env_options={"restarts": 1}, **REMEMBERS)
@@ -299,6 +304,7 @@ def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkey
         session.iterate(10_000)
 
 
+@pytest.mark.fault("C4")
 def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.collect.actor_supervisor._STORM", 2)
     monkeypatch.setenv("FAULTY", "exit")
@@ -307,6 +313,7 @@ def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypat
         session.iterate(10_000)
 
 
+@pytest.mark.fault("C14")
 def test_an_environment_that_differs_in_actors_is_refused(
     collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +340,7 @@ def test_where_actors_cannot_start_all_is_played_in_this_process(collecting: Sta
         del gymnasium.registry["OnlyHere-v0"]
 
 
+@pytest.mark.fault("C7")
 def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(5)
@@ -350,6 +358,7 @@ def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
     assert collector.metrics()["drops"] == 0
 
 
+@pytest.mark.fault("C7")
 def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
     session = collecting(inference="actors", drop_oldest=True, **REMEMBERS)
     session.iterate(1)
@@ -365,6 +374,7 @@ def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
     assert session.collector.metrics()["drops"] > 0
 
 
+@pytest.mark.fault("C8")
 def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLOW", "0.005")
     session = collecting(inference="actors", **REMEMBERS)
@@ -374,6 +384,7 @@ def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytes
     assert session.collector.metrics()["learner_wait"] > 0.8
 
 
+@pytest.mark.fault("C2")
 def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
     """After a reader that was overtaken: a gap, and among the rows that follow the first of a new process."""
     session = collecting(drop_oldest=True, inference="actors", num_envs=2, **REMEMBERS)
@@ -441,6 +452,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.fault("C6")
 @pytest.mark.parametrize("stuck", [False, True])
 def test_actors_die_with_their_parent(stuck: bool) -> None:
     """Also when they are stuck in a step."""
@@ -461,6 +473,7 @@ def test_actors_die_with_their_parent(stuck: bool) -> None:
     process.communicate()
 
 
+@pytest.mark.fault("C12", "C13")
 @pytest.mark.parametrize("end", ["session.close()", "pass"])
 def test_a_script_ends_in_silence(end: str) -> None:
     """Closed or not, and without a guard for the main module."""
@@ -499,6 +512,7 @@ def command(folder: Path, *more: str, **environment: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.fault("C4", "C5")
 def test_a_run_whose_actors_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Path) -> None:
     options = ("--env.restarts", "0", "--steps", "1M", "--json")
     process = command(tmp_path, *options, FAULTY="kill", FAULTY_AT="200")
@@ -512,6 +526,7 @@ def test_a_run_whose_actors_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Pa
     assert list((tmp_path / "checkpoints").glob("ckpt-*"))
 
 
+@pytest.mark.fault("B3")
 def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
     process = command(tmp_path, "--minutes", "5")
     metrics = tmp_path / "metrics.jsonl"

@@ -110,6 +110,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.fault("C1", "C2")
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_failure_is_reported(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("FAULTY", how)
@@ -130,6 +131,7 @@ def test_a_failure_is_reported(monkeypatch: pytest.MonkeyPatch, how: str) -> Non
         step_all(envs, 2 * processes)
 
 
+@pytest.mark.fault("C12")
 def test_environments_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAULTY_CLOSED", str(tmp_path / "closed"))
     envs = ParallelEnvs(make_rules(ENV, {}), 2, 0, 1)
@@ -139,6 +141,7 @@ def test_environments_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len((tmp_path / "closed").read_text().splitlines()) == made_here + 2
 
 
+@pytest.mark.fault("C14")
 def test_an_environment_that_differs_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = make_rules(ENV, {})
     rules.game.spec(rules.config)
@@ -180,6 +183,7 @@ def test_fast_environments_are_played_here(monkeypatch: pytest.MonkeyPatch) -> N
     evaluate.evaluate(make_rules("gym:CartPole-v1"), leaning, 4, CPU)
 
 
+@pytest.mark.fault("C6")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stuck outlives its parent")
 def test_processes_die_with_their_parent() -> None:
     script = f"""

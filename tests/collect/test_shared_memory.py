@@ -45,6 +45,7 @@ def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
         pytest.skip("needs memfd_create")
 
 
+@pytest.mark.fault("C10")
 @pytest.mark.usefixtures("_kind")
 def test_memory_has_no_name_and_goes(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
@@ -111,6 +112,7 @@ def test_a_child_attaches_and_leaves_without_a_word(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault("C11")
 def test_too_little_memory_is_refused_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=999))
@@ -120,6 +122,7 @@ def test_too_little_memory_is_refused_before_any_is_taken(monkeypatch: pytest.Mo
     assert not taken
 
 
+@pytest.mark.fault("C11")
 def test_too_small_a_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create", raising=False)
@@ -226,6 +229,7 @@ def test_weights_that_were_changed_are_found() -> None:
         writer.fetch(np.zeros(8, np.uint8))
 
 
+@pytest.mark.fault("C9")
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=6), st.integers(2, 3))
 def test_fetching_while_weights_are_published(meddling: list[tuple[int, bool]], buffers: int) -> None:
     """Before and after copying so many versions, and another in part. What was overwritten is copied again."""
@@ -285,6 +289,7 @@ def forked() -> Iterator[Callable[[Callable[[], None]], int]]:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.fault("C9")
 @forks
 @pytest.mark.timeout(SECONDS + 60)
 def test_weights_race(forked: Callable[[Callable[[], None]], int]) -> None:
@@ -314,6 +319,7 @@ def test_weights_race(forked: Callable[[Callable[[], None]], int]) -> None:
     assert fetched > 20
 
 
+@pytest.mark.fault("C9")
 @forks
 def test_who_publishes_is_killed(forked: Callable[[Callable[[], None]], int]) -> None:
     """In the middle of it: the version before stays, and another goes on."""

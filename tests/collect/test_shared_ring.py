@@ -181,6 +181,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.fault("C15")
 @pytest.mark.parametrize("meddles", [False, True])
 @pytest.mark.parametrize("drop_oldest", [False, True])
 @settings(max_examples=300)
@@ -268,6 +269,7 @@ def test_both_sides_must_mean_the_same_ring() -> None:
         SharedRing(memory, 0, SharedRingSpec(SMALL, 4, drop_oldest=False, check=True))
 
 
+@pytest.mark.fault("C15")
 @pytest.mark.parametrize("drop_oldest", [False, True])
 def test_a_torn_row_is_found(drop_oldest: bool) -> None:
     """What the races below rely upon: a row changed after it was complete, and one that is not the row it should be."""
@@ -399,6 +401,7 @@ class Reading:
         return rows
 
 
+@pytest.mark.fault("C15")
 @forks
 @pytest.mark.timeout(4 * SECONDS + 60)
 @pytest.mark.usefixtures("_cores")
@@ -441,6 +444,7 @@ def test_race_without_stamps() -> None:
         read()
 
 
+@pytest.mark.fault("C2", "C15")
 @forks
 @pytest.mark.parametrize("drop_oldest", [False, True], ids=["wait", "drop"])
 def test_writers_are_killed(drop_oldest: bool) -> None:
@@ -466,6 +470,7 @@ def test_writers_are_killed(drop_oldest: bool) -> None:
     assert ring.dropped == 0 or drop_oldest
 
 
+@pytest.mark.fault("C2", "C15")
 @forks
 @pytest.mark.parametrize("drop_oldest", [False, True], ids=["wait", "drop"])
 def test_a_writer_is_killed_in_the_middle_of_a_row(drop_oldest: bool) -> None:

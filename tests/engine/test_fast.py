@@ -62,6 +62,7 @@ def test_a_compiled_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[0]["dynamic"] is False
 
 
+@pytest.mark.fault("D7")
 def test_compilation_that_fails_is_told_once_for_all_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", broken_compile)
     notes: list[str] = []
@@ -82,6 +83,7 @@ def test_compilation_that_fails_is_told_once_for_all_functions(monkeypatch: pyte
     assert notes == ["Running without compilation: torch.compile failed (RuntimeError: no working compiler)."]
 
 
+@pytest.mark.fault("D7")
 def test_a_torch_that_will_not_compile_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Python it does not know, torch.compile itself raises."""
 
@@ -125,6 +127,7 @@ def test_an_error_of_the_user_is_no_failed_compilation(monkeypatch: pytest.Monke
         fast.Compiler(True, pytest.fail)(impossible)()
 
 
+@pytest.mark.fault("D7")
 def test_a_session_whose_compilation_fails_trains_as_if_it_was_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", broken_compile)
     notes: list[str] = []
@@ -199,6 +202,7 @@ def test_float32_products_are_rounded_only_where_asked(precision: str, rounds: b
     assert torch.backends.cudnn.allow_tf32 == rounds
 
 
+@pytest.mark.fault("D7")
 def test_a_session_whose_compiler_fails_trains_as_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend raises while it compiles: nothing is done twice or lost, and the reason is told once."""
     torch.compiler.reset()
@@ -290,6 +294,7 @@ def test_a_graph_switched_off_just_calls() -> None:
     assert graph.graph is None
 
 
+@pytest.mark.fault("D8")
 def test_a_graph_warms_up_captures_and_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device().install(monkeypatch)
     graph = fast.Graph(device.work, True, pytest.fail)
@@ -300,6 +305,7 @@ def test_a_graph_warms_up_captures_and_replays(monkeypatch: pytest.MonkeyPatch) 
     assert device.recorded == ["work"], "captured once; the rest is replays"
 
 
+@pytest.mark.fault("D7")
 @pytest.mark.parametrize(
     ("fails", "why"),
     [
@@ -407,6 +413,7 @@ def walk() -> Rules:
     return Rules(game, None, time_limit=7)  # type: ignore[arg-type]
 
 
+@pytest.mark.fault("D7")
 def test_compiled_equals_eager() -> None:
     """Played and learned side by side: the same games, actions and memory, and losses that differ by rounding only.
 
@@ -494,6 +501,7 @@ def test_without_the_memory_a_session_first_fills_it_again() -> None:
     assert theirs.learner.memory.written == 6
 
 
+@pytest.mark.fault("F6")
 def test_learning_waits_until_a_whole_window_is_written() -> None:
     """Two steps a window, and nothing asked for but to start at once: four rows are the first with a place to draw."""
     algo = {"hidden": (16, 16), "learning_starts": 0}
@@ -505,6 +513,7 @@ def test_learning_waits_until_a_whole_window_is_written() -> None:
     assert session.learner.memory.written - session.learner.memory.n_step == 2, "two rows to draw from"
 
 
+@pytest.mark.fault("F6")
 def test_learning_waits_for_the_steps_asked_for() -> None:
     session = Session(tiny(compile=False, algo_options={"hidden": (16, 16), "learning_starts": 73}), pytest.fail)
     session.iterate(10)  # 80 steps are played; when the tenth began, 72 were

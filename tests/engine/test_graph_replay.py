@@ -97,6 +97,7 @@ def plan_of(algo: str, graph: bool) -> Plan:
     return plan
 
 
+@pytest.mark.fault("D8")
 @pytest.mark.parametrize("algo", ["dqn", "ppo", "pqn"])
 def test_replays_train_as_eager_iterations(algo: str) -> None:
     ours, theirs = (Session(plan_of(algo, graph), pytest.fail) for graph in (True, False))
@@ -109,6 +110,7 @@ def test_replays_train_as_eager_iterations(algo: str) -> None:
             assert torch.equal(ours.tensors()[group][name], x), f"{group}.{name} differs"
 
 
+@pytest.mark.fault("D8")
 def test_every_replay_draws_other_samples() -> None:
     """Batches, and actions of a policy that explores, differ from replay to replay."""
     session = Session(plan_of("dqn", graph=True), pytest.fail)

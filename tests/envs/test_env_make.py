@@ -12,6 +12,7 @@ from redline.core.errors import UserError
 from redline.envs import make
 
 
+@pytest.mark.fault("G1", "G8")
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -57,6 +58,7 @@ def test_every_game_is_made(game_name: str) -> None:
     assert game_name in games.names()
 
 
+@pytest.mark.fault("G4")
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
@@ -83,6 +85,7 @@ def test_validation_can_be_switched_off() -> None:
     assert not make("snake", device="meta").validate  # a GPU would have to be waited for
 
 
+@pytest.mark.fault("G4")
 def test_actions_may_be_of_any_integer_dtype() -> None:
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
         env = make("snake", 2)
@@ -114,6 +117,7 @@ def test_a_module_is_a_game() -> None:
     assert torch.equal(make(snake, 2, seed=3).reset(), make("snake", 2, seed=3).reset())
 
 
+@pytest.mark.fault("G1")
 def test_an_id_of_gymnasium_suggests_its_prefix() -> None:
     with pytest.raises(UserError, match=r"There is no game 'CartPole-v1'; did you mean 'gym:CartPole-v1'\?"):
         make("CartPole-v1")

@@ -112,6 +112,7 @@ def test_a_time_limit_gives_way_to_the_end() -> None:
     assert not envs.truncated.any()
 
 
+@pytest.mark.fault("G9")
 def test_seeds_make_episodes() -> None:
     """Same seed, same episodes; another seed, environment or number: others. The batch size makes no difference."""
 

@@ -102,6 +102,7 @@ for _kind in OLD:
     register(f"Toy{_kind.__name__}Bare-v0", _kind, order_enforce=False, disable_env_checker=True)
 
 
+@pytest.mark.fault("G2")
 @pytest.mark.parametrize("kind", OLD)
 @pytest.mark.parametrize("end", ["", "Bare"])
 def test_old_interfaces_are_understood(kind: type[Old], end: str) -> None:
@@ -140,6 +141,7 @@ def test_new_interfaces_are_left_alone() -> None:
         env = env.env
 
 
+@pytest.mark.fault("G2")
 def test_an_old_environment_is_learned_from() -> None:
     small = {"rollout_steps": 16, "batch_size": 32, "hidden": (8,)}
     plan = resolve(Settings("gym:ToyOld-v0", "ppo", num_envs=2, device="cpu", algo_options=small))
@@ -162,6 +164,7 @@ register("ToyAutoreset-v0", lambda: Autoreset(toys.Count()))
 register("ToyBroken-v0", lambda: toys.Count(nothing=1))  # type: ignore[call-arg]
 
 
+@pytest.mark.fault("G3")
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -179,6 +182,7 @@ def test_what_cannot_be_stepped_is_refused(name: str, sentence: str) -> None:
     assert str(found.value).startswith(f"gym:{name} ")
 
 
+@pytest.mark.fault("G1")
 def test_atari_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +240,7 @@ for _name, (_space, _shown, _reward, _) in WRONG.items():
     register(f"ToyWrong{_name}-v0", lambda space=_space, shown=_shown, reward=_reward: Wrong(space, shown, reward))
 
 
+@pytest.mark.fault("D1", "D2", "G5")
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_observations_must_be_what_was_announced(name: str) -> None:
@@ -259,6 +264,7 @@ for _name, (_space, _shown) in RIGHT_ENOUGH.items():
     register(f"Toy{_name}-v0", lambda space=_space, shown=_shown: Wrong(space, shown))
 
 
+@pytest.mark.fault("G5")
 @pytest.mark.parametrize("name", RIGHT_ENOUGH)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_numbers_of_another_kind_are_converted(name: str) -> None:
@@ -271,6 +277,7 @@ def test_numbers_of_another_kind_are_converted(name: str) -> None:
     assert envs.obs.dtype == space.dtype
 
 
+@pytest.mark.fault("G5")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_treated_images_are_checked_before() -> None:
     envs = envs_of("ToyWrongTurned-v0", grey=True, size=4)
@@ -283,6 +290,7 @@ def test_treated_images_are_checked_before() -> None:
 # Out of order.
 
 
+@pytest.mark.fault("C12", "G6")
 def test_calls_out_of_order_are_errors() -> None:
     envs = envs_of("ToyCount-v0")
     with pytest.raises(RuntimeError, match="step of gym:ToyCount-v0 was called before reset; call reset first"):
@@ -303,6 +311,7 @@ def test_calls_out_of_order_are_errors() -> None:
 register("ToyBrief-v0", lambda: toys.Count(1))
 
 
+@pytest.mark.fault("G7")
 def test_episodes_of_one_step_are_counted() -> None:
     envs, episode_stats = envs_of("ToyBrief-v0", 3), CPUEpisodeStats()
     envs.reset(0)
@@ -328,6 +337,7 @@ def test_episodes_of_one_step_are_counted() -> None:
     assert 0 < one.game_over.sum() < 37
 
 
+@pytest.mark.fault("G7")
 def test_episodes_of_one_step_are_learned_from() -> None:
     """Nothing leads from one to the next: every step ends, every second one is cut short and has a final sight."""
     small = {"rollout_steps": 8, "batch_size": 16, "hidden": (8,), "gamma": 0.5}

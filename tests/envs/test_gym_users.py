@@ -97,6 +97,7 @@ def make_spec(name: str, kwargs: dict[str, Any]) -> None:
     rules.game.spec(rules.config)
 
 
+@pytest.mark.fault("G1")
 def test_an_id_of_a_package_hints_at_the_package() -> None:
     with pytest.raises(UserError, match="gym:minigrid:MiniGrid-Empty-5x5-v0"):
         make_rules("gym:MiniGrid-Empty-5x5-v0").game.spec(GymConfig())
@@ -210,6 +211,7 @@ class Faulty(toys.Count):
 gymnasium.register("ToyFaulty-v0", Faulty, disable_env_checker=True, order_enforce=False)
 
 
+@pytest.mark.fault("C1")
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -218,6 +218,7 @@ def test_environments_without_a_seed_differ() -> None:
     assert len(starts) > 1
 
 
+@pytest.mark.fault("G4", "G6")
 def test_wrong_calls_of_one() -> None:
     env = gymnasium.make(SNAKE).unwrapped
     with pytest.raises(ResetNeeded, match="before the first reset"):
@@ -371,6 +372,7 @@ def test_vector_env_of_one_seed_plays_its_envs() -> None:
         np.testing.assert_array_equal(obs, ours.step(torch.from_numpy(actions)).obs.numpy())
 
 
+@pytest.mark.fault("G9")
 def test_vector_env_resets_chosen_envs() -> None:
     envs = gymnasium.make_vec(SNAKE, num_envs=3)
     first, _ = envs.reset(seed=6)
@@ -384,6 +386,7 @@ def test_vector_env_resets_chosen_envs() -> None:
     np.testing.assert_array_equal(obs[1], make("snake", 3).reset(seed=7)[1].numpy())
 
 
+@pytest.mark.fault("G4", "G6")
 def test_wrong_calls_of_many() -> None:
     envs = gymnasium.make_vec(SNAKE, num_envs=3)
     with pytest.raises(ResetNeeded, match="before the first reset"):

@@ -88,6 +88,7 @@ def test_mario_is_watched_by_its_screen(tmp_path: Path) -> None:
     assert (start.picture == 40).all()  # the stand-in paints where Mario is
 
 
+@pytest.mark.fault("G2")
 def test_the_stand_in_is_as_broken_as_what_it_stands_for() -> None:
     """In a fresh copy of the module: the adapter repairs the one that other tests import."""
     spec = importlib.util.spec_from_file_location("fresh_old_mario", old_mario.__file__)
@@ -324,6 +325,7 @@ def test_practice_can_be_asked_for(old: None) -> None:
         resolve(Settings("gym:CartPole-v1", device="cpu", backplay=0.5))
 
 
+@pytest.mark.fault("C12")
 def test_close_is_final_and_may_be_said_twice(old: None) -> None:
     del old
     env = MarioEnv(1, 1)
@@ -451,6 +453,7 @@ def test_it_is_trained_from_the_command_line(
     assert "redline watch" in text
 
 
+@pytest.mark.fault("G1")
 def test_without_the_package_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

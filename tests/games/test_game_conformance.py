@@ -16,11 +16,13 @@ from redline.testing import CHECKS, check_game
 from redline.testing.against_oracle import check_oracle
 
 
+@pytest.mark.fault("G9")
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract(check: str, any_variant: Any) -> None:
     CHECKS[check](make_rules(any_variant.game, any_variant.options))
 
 
+@pytest.mark.fault("G9")
 def test_the_oracle(any_variant: Any) -> None:
     """Bit for bit, rewards included."""
     if any_variant.game not in oracles.names():

@@ -151,6 +151,7 @@ def test_the_fast_paths_are_taken(trained: Trained) -> None:
     assert (session._collect != session.collector.step) == session.plan.compile
 
 
+@pytest.mark.fault("D8")
 def test_random_actions_are_random(trained: Trained, looks_uniform: Callable[[Tensor], bool]) -> None:
     """A graph that froze its random numbers would play every replay alike."""
     actions = (trained.states[1]["replay.step"][:, 1] & 255).view(ROWS, NUM_ENVS)[GRAPHED:STEPS].to(torch.int64)
@@ -163,6 +164,7 @@ def test_random_actions_are_random(trained: Trained, looks_uniform: Callable[[Te
     assert len({tuple(row.tolist()) for row in actions}) == STEPS - GRAPHED
 
 
+@pytest.mark.fault("D8")
 def test_every_replay_draws_another_batch() -> None:
     """The samples of replayed gradient steps, noted on the device as they are drawn."""
     session = session_of("cuda", WAYS["graph"])
@@ -338,6 +340,7 @@ def test_a_capture_that_the_device_breaks_off_falls_back() -> None:
     assert done.stdout == "recovered\n"
 
 
+@pytest.mark.fault("D8")
 def test_a_graph_reads_its_tensors_anew_each_replay() -> None:
     total, step = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
     graph = fast.Graph(lambda: total.add_(step), True, pytest.fail)

@@ -179,12 +179,14 @@ def flipped(folder: Path, data: bytes, place: int, mask: int) -> Path:
 masks = st.integers(1, 255)
 
 
+@pytest.mark.fault("F1")
 @given(st.integers(0, TABLE - 1), masks)
 def test_a_flipped_byte_of_the_header_is_refused(whole: bytes, folder: Path, place: int, mask: int) -> None:
     with pytest.raises(StorageError, match=r"not a replay file|damaged|format version"):
         BlockFile.open(flipped(folder, whole, place, mask), **SHAPE)
 
 
+@pytest.mark.fault("F4")
 @given(st.integers(0, BLOCKS - 1), st.integers(0, 15), masks, st.booleans())
 def test_a_flipped_byte_of_an_entry_empties_the_block(
     whole: bytes, folder: Path, block: int, byte: int, mask: int, verify: bool
@@ -192,6 +194,7 @@ def test_a_flipped_byte_of_an_entry_empties_the_block(
     assert_emptied(flipped(folder, whole, TABLE + 16 * block + byte, mask), block, verify)
 
 
+@pytest.mark.fault("F4")
 @given(st.integers(0, BLOCKS - 1), st.integers(0, BLOCK_BYTES - 1), masks)
 def test_a_flipped_byte_of_a_block_empties_it(whole: bytes, folder: Path, block: int, byte: int, mask: int) -> None:
     assert_emptied(flipped(folder, whole, DATA + STRIDE * block + byte, mask), block, verify=True)
@@ -225,6 +228,7 @@ def test_an_entry_in_the_place_of_another_is_empty(whole: bytes, folder: Path) -
 # Files that are not what they should be
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 47, 48, 4095, 4096, DATA, SIZE - 1, SIZE + 1, 2 * SIZE])
 def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     path = make(tmp_path / "replay", [1, 1, 1])
@@ -235,6 +239,7 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     assert os.stat(path).st_size == size
 
 
+@pytest.mark.fault("F1")
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -245,6 +250,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         BlockFile.create(tmp_path / "missing" / "replay", **SHAPE)
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(SIZE), b"RLBLOCKT" + bytes(SIZE - 8)])
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "replay").write_bytes(data)
@@ -313,6 +319,7 @@ def fail(number: int) -> Any:
     return failing
 
 
+@pytest.mark.fault("F5")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     path = make(tmp_path / "old", [1, 0, 0])
@@ -365,6 +372,7 @@ def test_a_failing_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert held(path) == [0, 2, 0]
 
 
+@pytest.mark.fault("F2")
 def test_a_truncation_while_mapped_is_found(tmp_path: Path) -> None:
     with BlockFile.create(tmp_path / "replay", **SHAPE) as file:
         put(file, 0, 1)
@@ -376,6 +384,7 @@ def test_a_truncation_while_mapped_is_found(tmp_path: Path) -> None:
         assert os.stat(file.path).st_size == DATA
 
 
+@pytest.mark.fault("F2")
 def test_a_file_deleted_or_replaced_while_in_use_is_found(tmp_path: Path) -> None:
     with BlockFile.create(tmp_path / "replay", **SHAPE) as file:
         file.path.unlink()
@@ -511,6 +520,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, i
     return folder, json.loads(done.stdout)
 
 
+@pytest.mark.fault("F3")
 @pytest.mark.parametrize(
     ("point", "left"),
     [
@@ -529,6 +539,7 @@ def test_killed_at(crashed: tuple[Path, dict[str, int]], point: str, left: int, 
     assert held(folder / point, verify=verify) == [3, left, 7]
 
 
+@pytest.mark.fault("F3")
 def test_killed_in_creation(crashed: tuple[Path, dict[str, int]]) -> None:
     folder, ended = crashed
     assert ended["created"] == -9
@@ -539,6 +550,7 @@ def test_killed_in_creation(crashed: tuple[Path, dict[str, int]]) -> None:
     assert not left.exists()
 
 
+@pytest.mark.fault("F5")
 def test_a_limit_on_the_size_of_files_is_refused_at_once(crashed: tuple[Path, dict[str, int]]) -> None:
     folder, ended = crashed
     assert ended["limited"] == 0
@@ -547,6 +559,7 @@ def test_a_limit_on_the_size_of_files_is_refused_at_once(crashed: tuple[Path, di
     assert not {"limited", ".tmp-limited"} & {*os.listdir(folder)}
 
 
+@pytest.mark.fault("F2")
 def test_a_second_process_is_refused(crashed: tuple[Path, dict[str, int]]) -> None:
     folder, ended = crashed
     assert ended["locked"] == 0
@@ -563,6 +576,7 @@ class PowerCut(Exception):
     pass
 
 
+@pytest.mark.fault("F3")
 @given(st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=6), st.data())
 def test_after_a_power_cut_every_valid_block_is_whole(folder: Path, blocks: list[int], data: st.DataObject) -> None:
     """Of what was not synced any pages reach the disk: no order of writes but that of the syncs may be relied on."""

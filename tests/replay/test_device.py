@@ -49,6 +49,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, int, int | None, list[list[int
     return num_envs, rows, n_step, draw(st.sampled_from([None, 1, 2, 3])), endings
 
 
+@pytest.mark.fault("F8")
 @settings(max_examples=150)
 @given(histories())
 def test_every_window_equals_a_list_replay(history: tuple[int, int, int, int | None, list[list[int]]]) -> None:
@@ -71,6 +72,7 @@ def test_every_kind_of_window_was_met(n_step: int) -> None:
     assert min(kinds.values()) >= 2, kinds
 
 
+@pytest.mark.fault("F8")
 def test_hand_computed_windows() -> None:
     """One environment, three steps a window, gamma 1/2, rewards 2, 4, 6 …: each number computed by hand."""
     memory, naive = make(num_envs=1, rows=10, n_step=3, finals=4)

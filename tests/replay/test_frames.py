@@ -129,6 +129,7 @@ def histories(draw: st.DrawFn) -> History:
     return History(num_envs, rows, n_step, frames, draw(st.integers(1, 4)), endings)
 
 
+@pytest.mark.fault("F8")
 @settings(max_examples=150)
 @given(histories())
 def test_every_stack_equals_a_list_replay(history: History) -> None:
@@ -138,6 +139,7 @@ def test_every_stack_equals_a_list_replay(history: History) -> None:
     assert_same(batch_of(ring, places), places, naive)
 
 
+@pytest.mark.fault("F8")
 @settings(max_examples=80)
 @given(histories(), st.integers(0, 10**6))
 def test_samples_are_windows_that_can_be_drawn(history: History, seed: int) -> None:

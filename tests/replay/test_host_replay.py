@@ -155,6 +155,7 @@ def test_a_failure_of_the_worker_is_raised_where_the_learner_is(monkeypatch: pyt
     memory.transfer.close()
 
 
+@pytest.mark.fault("E4")
 def test_without_page_locked_memory_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.zeros
 

@@ -126,6 +126,7 @@ def same(ours: list[tuple[int, Batch]], theirs: list[tuple[int, Batch]]) -> bool
     return all(torch.equal(x, leaves(b)[name]) for (_, a), (_, b) in pairs for name, x in leaves(a).items())
 
 
+@pytest.mark.fault("F8")
 def test_samples_are_the_windows_that_were_written(kind: str, mode: str, tmp_path: Path) -> None:
     memory, naive = make(kind, mode, tmp_path), naive_of(mode)
     training = Training(memory)
@@ -169,6 +170,7 @@ def test_keys_and_numbers_decide_the_samples(kind: str, mode: str, tmp_path: Pat
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.fault("F9")
 def test_a_loaded_memory_continues_like_an_uninterrupted_one(
     kind: str, mode: str, filling: str, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_loaded_memory_continues_like_an_uninterrupted_one(
         memory.close()
 
 
+@pytest.mark.fault("F9")
 def test_loading_replaces_the_contents(kind: str, mode: str, tmp_path: Path) -> None:
     """A memory that is cleared and filled again forgets the old rows; loading a checkpoint brings them back, or says not."""
     memory, naive = make(kind, mode, tmp_path, notify=lambda _: None), naive_of(mode)
@@ -223,6 +226,7 @@ def test_a_cleared_memory_is_as_good_as_new(kind: str, mode: str, filling: str, 
     memory.close()
 
 
+@pytest.mark.fault("F8")
 def test_after_an_interruption_no_sample_crosses_it(kind: str, mode: str, filling: str, tmp_path: Path) -> None:
     """All environments restart: the newest row becomes a truncation, or the memory is empty and says so."""
     memory, naive = make(kind, mode, tmp_path), naive_of(mode)

@@ -61,6 +61,7 @@ class FileMemory:
         self.memory.close()
 
 
+@pytest.mark.fault("F3")
 def test_rows_overwritten_after_the_checkpoint_are_not_sampled(tmp_path: Path) -> None:
     """A run that went on after its checkpoint and was killed: samples of rows it has overwritten get weight 0."""
     first = FileMemory(tmp_path)
@@ -82,6 +83,7 @@ def test_rows_overwritten_after_the_checkpoint_are_not_sampled(tmp_path: Path) -
     second.close()
 
 
+@pytest.mark.fault("F4")
 def test_a_flipped_byte_costs_its_block(tmp_path: Path) -> None:
     first = FileMemory(tmp_path)
     first.write(ROWS)
@@ -153,6 +155,7 @@ def test_rows_of_another_continuation_are_not_taken_for_those_of_the_checkpoint(
     third.close()
 
 
+@pytest.mark.fault("F1")
 def test_without_its_file_a_memory_is_empty_and_says_so(tmp_path: Path) -> None:
     first = FileMemory(tmp_path)
     first.write(63)
@@ -169,6 +172,7 @@ def test_without_its_file_a_memory_is_empty_and_says_so(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.fault("F1")
 def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:
     make(small_blocks, rows=32, folder=tmp_path).close()
     with pytest.raises(StorageError, match="other settings"):

@@ -124,6 +124,7 @@ def histories(draw: st.DrawFn) -> History:
     return History(num_envs, rows, n_step, finals, draw(st.sampled_from([0.0, 0.5, 1.0])), endings, delays)
 
 
+@pytest.mark.fault("F7")
 @settings(max_examples=60)
 @given(histories())
 def test_priorities_are_those_of_a_list(history: History) -> None:
@@ -157,6 +158,7 @@ def test_priorities_are_those_of_a_list(history: History) -> None:
     check()
 
 
+@pytest.mark.fault("F8")
 @settings(max_examples=60)
 @given(histories())
 def test_every_sample_is_a_window_that_can_be_drawn(history: History) -> None:
@@ -339,6 +341,7 @@ def test_learning_changes_the_sampled_places_only(alpha: float) -> None:
             assert units == before[at]
 
 
+@pytest.mark.fault("F7")
 @pytest.mark.parametrize(
     ("error", "units"),
     [(0.0, 1), (1e-12, 1), (float("nan"), 1), (float("inf"), NOTED), (-1e30, NOTED), (-0.5, UNIT / 2)],
@@ -350,6 +353,7 @@ def test_any_error_leaves_its_place_drawable(error: float, units: int) -> None:
     assert drawable(ring) == {(4, 0): UNIT, (5, 0): UNIT, (6, 0): units, (7, 0): UNIT, (8, 0): UNIT}
 
 
+@pytest.mark.fault("F7")
 @pytest.mark.parametrize("more", range(1, 25))
 def test_what_was_overwritten_since_is_not_ranked(more: int) -> None:
     """Sample all places, then write rows: places still stored get their new priority, overwritten ones do not."""
@@ -402,6 +406,7 @@ def test_a_place_drawn_twice_is_ranked_once() -> None:
 # ---- Empty, cleared, saved
 
 
+@pytest.mark.fault("F6")
 @pytest.mark.parametrize("rows", [6, 12, 40, 300])
 @pytest.mark.parametrize("written", [0, 1, 3])
 def test_a_sample_of_nothing_is_harmless(rows: int, written: int) -> None:

@@ -281,6 +281,7 @@ def test_totals_beyond_what_a_double_holds() -> None:
     assert priorities.total.item() == total + 1
 
 
+@pytest.mark.fault("F6")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 7, 512])
 def test_nothing_to_draw_is_harmless(size: int, count: int) -> None:
@@ -364,6 +365,7 @@ def test_units_of_an_error(error: float, units: int) -> None:
     assert highest == (max(UNIT, units) if math.isfinite(error) else UNIT)
 
 
+@pytest.mark.fault("F7")
 def test_one_bad_error_does_not_spoil_the_others() -> None:
     units, highest = noted([0.25, math.nan, 2.0, math.inf, 0.0, -math.inf], 1.0)
     assert units == [UNIT // 4, 1, 2 * UNIT, NOTED, 1, NOTED]
@@ -397,6 +399,7 @@ def test_alpha_zero_makes_finite_errors_equal() -> None:
     assert highest == UNIT
 
 
+@pytest.mark.fault("F7")
 @given(
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=30),
     st.sampled_from([0.0, 0.4, 0.5, 1.0]),

@@ -205,6 +205,7 @@ def crashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {line["phase"]: line for line in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.fault("A1")
 @pytest.mark.parametrize("phase", faults.SAVE_PHASES)
 def test_killed_at(phase: str, crashes: dict[str, dict[str, Any]]) -> None:
     found = crashes[phase]
@@ -221,6 +222,7 @@ def test_killed_at(phase: str, crashes: dict[str, dict[str, Any]]) -> None:
         assert any(name.startswith(".tmp-2-") for name in found["left"])
 
 
+@pytest.mark.fault("A6")
 def test_full_disk_leaves_the_last_checkpoint_and_recovers(crashes: dict[str, dict[str, Any]]) -> None:
     found = crashes["full disk"]
     assert found["failures"] == [1, 2, 0]
@@ -234,6 +236,7 @@ def test_full_disk_leaves_the_last_checkpoint_and_recovers(crashes: dict[str, di
     assert found["right"]
 
 
+@pytest.mark.fault("A6")
 def test_disk_too_full_is_seen_before_writing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run.checkpoints, 1)
     usage = namedtuple("usage", "total used free")
@@ -247,6 +250,7 @@ def test_disk_too_full_is_seen_before_writing(run: Run, monkeypatch: pytest.Monk
     assert names(run) == ["LATEST", "ckpt-000000000001"]
 
 
+@pytest.mark.fault("A6")
 def test_failing_write_removes_its_folder_and_raises_only_in_the_foreground(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +275,7 @@ def test_failing_write_removes_its_folder_and_raises_only_in_the_foreground(
     assert_is(run.checkpoints.load(), 4)
 
 
+@pytest.mark.fault("A2")
 def test_a_write_that_does_not_reach_the_disk_whole_is_found_and_deleted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +304,7 @@ def test_failing_tidying_does_not_fail_the_save(run: Run) -> None:
     assert_is(run.checkpoints.load(), 1)
 
 
+@pytest.mark.fault("A1", "A14")
 def test_leftovers_are_cleared_by_the_holder_of_the_lock_only(run: Run) -> None:
     save(run.checkpoints, 1)
     parent = run.path / "checkpoints"
@@ -315,6 +321,7 @@ def test_leftovers_are_cleared_by_the_holder_of_the_lock_only(run: Run) -> None:
 # ---- A2 to A5: damaged checkpoints
 
 
+@pytest.mark.fault("A2", "A4")
 @pytest.mark.parametrize("name", ["model.safetensors", "optim.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "longer", "folder", "link", "pipe"])
 def test_damaged_file_is_named_and_the_checkpoint_before_loads(run: Run, name: str, damage: str) -> None:
@@ -354,6 +361,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "checkpoints" / "ckpt-000000000001"
 
 
+@pytest.mark.fault("A3")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["model.safetensors", "optim.safetensors", "state.json"]),
@@ -370,6 +378,7 @@ def test_flipped_bits_are_found(saved: Path, name: str, where: float, flip: int)
             manifest.read_checkpoint(copy)
 
 
+@pytest.mark.fault("A3", "A4")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_flipped_bits_in_the_manifest_change_nothing_unseen(saved: Path, where: float, flip: int) -> None:
@@ -392,6 +401,7 @@ BROKEN = ["", "{", "null", "[]", "3", '"x"', "{}", "\xff\xfe", "[" * 100_000, "0
 BROKEN += [f'{{"format_version": {value}}}' for value in ('"1"', "true", "0", "-1", "1.0", '1, "files": []')]
 
 
+@pytest.mark.fault("A4")
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:24])
 def test_broken_manifest_is_passed_over(run: Run, text: str) -> None:
     save(run.checkpoints, 1, 2)
@@ -400,6 +410,7 @@ def test_broken_manifest_is_passed_over(run: Run, text: str) -> None:
     assert "manifest.json" in run.notes[0]
 
 
+@pytest.mark.fault("A4")
 @pytest.mark.parametrize("key", sorted(set(manifest._MANIFEST_TYPES) - {"digest", "format_version"}))
 @pytest.mark.parametrize("value", [True, [1], "gone"], ids=str)
 def test_wrong_types_in_a_sealed_manifest(saved: Path, tmp_path: Path, key: str, value: Any) -> None:
@@ -415,6 +426,7 @@ def test_wrong_types_in_a_sealed_manifest(saved: Path, tmp_path: Path, key: str,
         manifest.read_checkpoint(copy)
 
 
+@pytest.mark.fault("A5")
 def test_all_damaged_is_an_error_and_stays_one(run: Run) -> None:
     save(run.checkpoints, 1, 2)
     for step in (1, 2):
@@ -434,6 +446,7 @@ def test_no_checkpoint_is_none(run: Run) -> None:
     assert Checkpoints(run.path / "nowhere").load() is None
 
 
+@pytest.mark.fault("A5")
 def test_unreadable_folder_is_an_error_not_a_fresh_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run.checkpoints, 1)
 
@@ -501,6 +514,7 @@ def test_load_path(run: Run, tmp_path: Path) -> None:
 # ---- A8, A9: run folder and lock
 
 
+@pytest.mark.fault("A8")
 def test_run_folder_under_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
@@ -512,6 +526,7 @@ def test_run_folder_under_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+@pytest.mark.fault("A8")
 def test_run_folder_without_permission(tmp_path: Path) -> None:
     was = os.geteuid()
     tmp_path.chmod(0o500)
@@ -527,6 +542,7 @@ def test_run_folder_without_permission(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
+@pytest.mark.fault("A8")
 def test_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(_: int) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -541,6 +557,7 @@ def test_run_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.M
     assert prepare_run_dir(tmp_path / "ü b" / "c").is_dir()
 
 
+@pytest.mark.fault("A9")
 def test_two_processes_on_one_folder(tmp_path: Path) -> None:
     # lock.py needs no torch, so these processes start fast
     hold = (
@@ -576,6 +593,7 @@ def test_two_processes_on_one_folder(tmp_path: Path) -> None:
         holder.communicate()
 
 
+@pytest.mark.fault("A9")
 def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from redline.run.lock import RunLock\n"
@@ -603,6 +621,7 @@ def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
         trainer.stdout.close()
 
 
+@pytest.mark.fault("A9")
 def test_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -626,6 +645,7 @@ def test_a_closed_lock_writes_no_more(tmp_path: Path) -> None:
 # ---- A10, A11: versions and settings
 
 
+@pytest.mark.fault("A10")
 def test_golden_v1_is_refused_with_one_sentence(tmp_path: Path) -> None:
     """Format 1 used other names for options and tensors. Nothing is moved or called damaged."""
     sentence = r"was written by an earlier version of Redline \(format 1, this one reads 2\); train it anew or use that"
@@ -639,6 +659,7 @@ def test_golden_v1_is_refused_with_one_sentence(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "checkpoints") == [golden.name]
 
 
+@pytest.mark.fault("A10")
 def test_golden_v2_loads() -> None:
     found = manifest.read_checkpoint(HERE / "golden" / "v2" / "ckpt-000000000042")
     assert found.step == 42
@@ -664,6 +685,7 @@ def test_golden_v2_loads() -> None:
             assert torch.equal(back, tensor)
 
 
+@pytest.mark.fault("A10")
 @pytest.mark.parametrize("changes", [{"format_version": 3}, {"invented_later": 1}])
 def test_newer_format_is_refused_and_kept(run: Run, changes: dict[str, Any]) -> None:
     save(run.checkpoints, 1, 2)
@@ -679,6 +701,7 @@ def test_newer_format_is_refused_and_kept(run: Run, changes: dict[str, Any]) -> 
     assert folder(run, 2).exists()  # pruning leaves alone what it cannot read
 
 
+@pytest.mark.fault("A10")
 def test_older_format_is_migrated(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def migrate(old: Checkpoint) -> Checkpoint:
         return Checkpoint(old.path, old.step, old.tensors, old.state | {"migrated": True}, old.manifest)
@@ -688,6 +711,7 @@ def test_older_format_is_migrated(saved: Path, monkeypatch: pytest.MonkeyPatch) 
     assert manifest.read_checkpoint(saved).state == {"step": 1, "migrated": True}
 
 
+@pytest.mark.fault("A11")
 def test_other_environment_is_refused_other_settings_are_told(run: Run) -> None:
     held = run.checkpoints._lock
     save(Checkpoints(run.path, lock=held, env_hash="snake10", config_hash="lr1"), 1)
@@ -699,6 +723,7 @@ def test_other_environment_is_refused_other_settings_are_told(run: Run) -> None:
     assert_is(Checkpoints(run.path).load(), 1)  # eval and watch ask for nothing
 
 
+@pytest.mark.fault("A11")
 def test_weights_that_do_not_fit_are_named_and_nothing_is_copied() -> None:
     target = {"a": torch.zeros(2), "b": torch.zeros(3)}
     for saved, said in (
@@ -758,6 +783,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_tensor_file(saved: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("load", "loads", "Unpickler"):
@@ -772,6 +798,7 @@ def test_hostile_tensor_file(saved: Path, tmp_path: Path, kind: str, monkeypatch
         manifest.read_checkpoint(copy, ["model"])
 
 
+@pytest.mark.fault("A12")
 def test_a_file_larger_than_memory_is_not_read(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Path(shutil.copytree(saved, tmp_path / saved.name))
     monkeypatch.setattr(atomic_files, "_MEMORY", 100)
@@ -779,6 +806,7 @@ def test_a_file_larger_than_memory_is_not_read(saved: Path, tmp_path: Path, monk
         manifest.read_checkpoint(copy)
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("name", ["../../evil", "/etc/passwd", "..", "model", "a/b.safetensors", "Model.safetensors"])
 def test_hostile_names_in_the_manifest(saved: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(saved, tmp_path / saved.name))
@@ -788,6 +816,7 @@ def test_hostile_names_in_the_manifest(saved: Path, tmp_path: Path, name: str) -
         manifest.read_checkpoint(copy)
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("group", ["", "..", "../x", "a/b", "a.b", "Model", "a\0", "é", "a\n", "x" * 65])
 def test_hostile_group_names(run: Run, group: str) -> None:
     with pytest.raises(ValueError, match="group name"):
@@ -822,6 +851,7 @@ def test_step_of_name_and_manifest_must_agree(run: Run) -> None:
 # ---- A13 to A15: order, pruning, best
 
 
+@pytest.mark.fault("A13")
 def test_order_is_by_step_not_by_time(run: Run) -> None:
     save(run.checkpoints, 10, 200, 3000)
     for age, step in enumerate((200, 3000, 10)):
@@ -836,6 +866,7 @@ def test_order_is_by_step_not_by_time(run: Run) -> None:
     assert run.checkpoints.load().step == 10**13
 
 
+@pytest.mark.fault("A13")
 def test_a_step_saved_again_replaces_nothing_and_counts_as_newer(run: Run) -> None:
     for version in range(12):
         run.checkpoints.save(7, {"model": {"w": torch.tensor(float(version))}}, {}, background=False)
@@ -862,6 +893,7 @@ def test_best_without_scores_is_the_newest(run: Run) -> None:
     assert_is(run.checkpoints.best(), 3)
 
 
+@pytest.mark.fault("A15")
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_no_number_is_never_the_best(run: Run, score: float) -> None:
     save(run.checkpoints, 1, score=3.0)
@@ -884,6 +916,7 @@ def test_damaged_ones_do_not_crowd_out_good_ones(run: Run) -> None:
     assert_is(run.checkpoints.load(), 5)
 
 
+@pytest.mark.fault("A14")
 def test_what_was_just_written_is_never_pruned(run: Run) -> None:
     save(run.checkpoints, 10, 20, 30)
     save(run.checkpoints, 5)  # resumed from an older checkpoint
@@ -902,6 +935,7 @@ def test_a_fresh_start_sets_later_steps_aside(run: Run) -> None:
     assert_is(run.checkpoints.load_path(aside / "ckpt-000000000030"), 30)
 
 
+@pytest.mark.fault("A14")
 def test_interrupted_pruning_goes_on_at_the_next_save(run: Run) -> None:
     save(run.checkpoints, 1, 2, 3)
     faults.arm("raise@save.prune")
@@ -918,6 +952,7 @@ def test_interrupted_pruning_goes_on_at_the_next_save(run: Run) -> None:
 # ---- A16, A17, D5
 
 
+@pytest.mark.fault("A16")
 def test_prefixes_of_compiled_and_wrapped_networks() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2), backend="eager"))
     wrapped = torch.nn.ModuleDict({"module": torch.compile(network, backend="eager")})  # names as DDP makes them
@@ -931,6 +966,7 @@ def test_prefixes_of_compiled_and_wrapped_networks() -> None:
         strip_prefixes({"_orig_mod.a": one, "a": one})
 
 
+@pytest.mark.fault("A16")
 def test_prefixed_weights_load_into_the_bare_network(run: Run) -> None:
     bare = torch.nn.Linear(3, 2)
     compiled = torch.compile(torch.nn.Linear(3, 2), backend="eager")
@@ -939,6 +975,7 @@ def test_prefixed_weights_load_into_the_bare_network(run: Run) -> None:
     assert torch.equal(bare.weight, compiled.weight)
 
 
+@pytest.mark.fault("A17")
 def test_slow_saves_are_skipped_not_queued(run: Run) -> None:
     faults.arm("slow@save.manifest:1s")
     for step in range(1, 6):
@@ -955,6 +992,7 @@ def test_slow_saves_are_skipped_not_queued(run: Run) -> None:
     assert names(run) == ["LATEST"] + [f"ckpt-{step:012d}" for step in (1, 6, 7)]
 
 
+@pytest.mark.fault("D5")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_no_numbers_are_not_saved(run: Run, bad: float) -> None:
     save(run.checkpoints, 1)

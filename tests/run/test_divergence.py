@@ -33,6 +33,7 @@ def train(folder: Path, **others: Any) -> redline.Run:
     return redline.train("snake", run_dir=str(folder), **OPTIONS | others)
 
 
+@pytest.mark.fault("D3")
 def test_a_run_without_finite_gradients_stops_with_a_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_run_without_finite_gradients_stops_with_a_diagnosis(
     assert train(tmp_path).result["stopped_by"] == "steps"
 
 
+@pytest.mark.fault("D5")
 def test_weights_that_are_not_finite_are_named_and_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_row_of_skipped_updates_ends_with_one_that_was_taken() -> None:
     assert rows == [10, 20, 20, 0, 10, 0]
 
 
+@pytest.mark.fault("D4")
 @pytest.mark.parametrize("overflow", [True, False])
 def test_float16_overflow_halves_the_scale_and_leaves_the_target_network(overflow: bool) -> None:
     """On the CPU, with the loss scaled far enough to overflow float16."""
@@ -112,6 +115,7 @@ def test_float16_finds_its_scale_and_learns(tmp_path: Path) -> None:
     assert result["stopped_by"] == "steps"
 
 
+@pytest.mark.fault("E5")
 def test_repeated_runs_in_one_process_leak_no_memory(tmp_path: Path) -> None:
     sizes = []
     for number in range(6):

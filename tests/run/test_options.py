@@ -176,6 +176,7 @@ def test_build() -> None:
     assert build(Options, {"width": 9, "limit": None}, "", {"width": 1, "rate": 0.1}) == Options(width=9, rate=0.1)
 
 
+@pytest.mark.fault("H1")
 def test_build_names_the_key_and_the_nearest() -> None:
     with pytest.raises(UserError) as error:
         build(Options, {"widht": "4"}, "env.")
@@ -206,6 +207,7 @@ def _is(value: Any, kind: Any) -> bool:
 numberish = st.text(alphabet="0123456789.eE+-_kKmMgGbB,()[] infaINF", max_size=16)
 
 
+@pytest.mark.fault("H1")
 @given(
     kind=st.sampled_from(KINDS), text=st.one_of(st.text(), numberish, st.sampled_from(["auto", "none", "left", "yes"]))
 )
@@ -223,6 +225,7 @@ def test_any_text_gives_a_value_of_the_type_or_one_sentence(kind: Any, text: str
     assert refused.startswith("key is '") if refused else _is(value, kind)
 
 
+@pytest.mark.fault("H1")
 @given(
     words=st.dictionaries(
         st.one_of(st.text(max_size=8), st.sampled_from([field.name for field in dataclasses.fields(dqn.Config)])),

@@ -66,6 +66,7 @@ def assert_same_run(folder: Path, other: Path, tolerance: float) -> None:
         assert torch.allclose(mine[name], weight, rtol=tolerance, atol=tolerance), name
 
 
+@pytest.mark.fault("E1", "E2")
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("nth", [1, 7])
 def test_a_gradient_that_does_not_fit_is_computed_in_parts(
@@ -85,12 +86,14 @@ def test_a_gradient_that_does_not_fit_is_computed_in_parts(
     assert_same_run(broken.path, straight.path, 1e-4)
 
 
+@pytest.mark.fault("E1")
 def test_running_out_while_building_is_tried_once_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     straight, broken = train(tmp_path / "straight"), train(tmp_path / "broken", fault="oom@session:1")
     assert "the run goes on from the start" in " ".join(capfd.readouterr().err.split())
     assert_same_run(broken.path, straight.path, 0)
 
 
+@pytest.mark.fault("E2")
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_running_out_between_gradients_goes_on_from_the_last_checkpoint(
     resume: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -105,6 +108,7 @@ def test_running_out_between_gradients_goes_on_from_the_last_checkpoint(
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.fault("E2")
 def test_a_run_that_cannot_fit_stops_with_advice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cpu ran out of memory; use fewer environments") as caught:
         train(tmp_path / "a", fault="oom@gradient")
@@ -115,6 +119,7 @@ def test_a_run_that_cannot_fit_stops_with_advice(tmp_path: Path) -> None:
     assert train(tmp_path / "b").result["env_steps"] == ALGOS["ppo"]["steps"]
 
 
+@pytest.mark.fault("E1")
 def test_stop_does_not_try_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ran out of memory"):
         train(tmp_path, fault="oom@gradient:1", oom="stop")

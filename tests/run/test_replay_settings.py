@@ -59,6 +59,7 @@ def test_an_unknown_place_is_an_error(tmp_path: Path) -> None:
         plan_of(tmp_path, replay="pined")
 
 
+@pytest.mark.fault("E3")
 @pytest.mark.parametrize("replay", ["device", "pinned"])
 def test_what_cannot_fit_is_refused_before_it_is_allocated(replay: str, tmp_path: Path) -> None:
     """No other kind is advised: neither memory nor disk has so much room."""
@@ -67,6 +68,7 @@ def test_what_cannot_fit_is_refused_before_it_is_allocated(replay: str, tmp_path
         Session(plan, pytest.fail)
 
 
+@pytest.mark.fault("E3", "F5")
 def test_a_file_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, replay="memmap", replay_capacity=10**12)
     with pytest.raises(StorageError, match=r"needs 32,\d+,\d+,\d+,\d+ bytes"):
@@ -74,6 +76,7 @@ def test_a_file_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault("B4")
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "priority"])
 @pytest.mark.parametrize("replay", ["device", "pinned", "memmap"])
 def test_a_run_in_two_parts_is_the_run_in_one(replay: str, prioritized: bool, tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
     assert [plan.provenance[name].source for name in ("graph", "precision")] == ["requested"] * 2
 
 
+@pytest.mark.fault("H2")
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
@@ -251,6 +252,7 @@ def test_the_algorithm_is_named_asked_for_by_its_options_or_chosen_by_the_game()
     assert keys.rules.config.view == "planes"
 
 
+@pytest.mark.fault("H1")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -415,6 +417,7 @@ def test_settings_are_importable_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.fault("H2")
 @pytest.mark.parametrize(
     ("requested", "blamed"),
     [

@@ -108,6 +108,7 @@ def test_metrics_are_on_the_disk_at_once(tmp_path: Path) -> None:
     assert lines(tmp_path) == [{"env_steps": 16}]  # before close: a killed run keeps what it logged
 
 
+@pytest.mark.fault("H4")
 def test_metrics_continue_after_the_checkpoint(tmp_path: Path) -> None:
     written = ['{"env_steps": 16}', '{"env_steps": 32}', '{"env_steps": 48}', '{"env_steps": 64}', '{"env_st']
     (tmp_path / "metrics.jsonl").write_text("\n".join(written))
@@ -117,6 +118,7 @@ def test_metrics_continue_after_the_checkpoint(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
+@pytest.mark.fault("H4")
 @pytest.mark.parametrize(
     "garbage", [b'{"env_steps": 16', b"\xff\xfe\x00", b"[1, 2]", b'{"env_steps": "16"}', b"{}", b"7"]
 )
@@ -126,6 +128,7 @@ def test_garbled_lines_are_dropped(tmp_path: Path, garbage: bytes) -> None:
     assert lines(tmp_path) == [{"env_steps": 16}, {"env_steps": 80}]
 
 
+@pytest.mark.fault("H3")
 def test_a_failing_log_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     metrics = Metrics(tmp_path / "gone", 0, False, told.append)  # the folder vanishes under a running training
@@ -142,6 +145,7 @@ def test_metrics_that_cannot_be_repaired_are_an_error_of_storage(tmp_path: Path)
         Metrics(tmp_path, 0, False, nobody)
 
 
+@pytest.mark.fault("H3")
 def test_without_tensorboard_the_install_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"pip install 'redline\[tensorboard\]'"):

@@ -29,6 +29,7 @@ def test_the_first_signal_is_acknowledged_and_recorded() -> None:
     assert messages == ["SIGINT received: stopping with a checkpoint; press Ctrl-C again to end at once, without it."]
 
 
+@pytest.mark.fault("B2")
 def test_a_second_interrupt_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SAME", 0.0)
     with StopSignals(lambda _: None):
@@ -37,6 +38,7 @@ def test_a_second_interrupt_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             send(signal.SIGINT)
 
 
+@pytest.mark.fault("B2")
 def test_a_second_sigterm_does_not_disturb_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SAME", 0.0)
     messages: list[str] = []

@@ -355,6 +355,7 @@ def test_the_last_checkpoint_is_not_written_twice(tmp_path: Path, clock: list[fl
     assert checkpoints(tmp_path) == [name(16 * 25)]
 
 
+@pytest.mark.fault("A6")
 def test_a_failing_background_save_stops_nothing(tmp_path: Path, clock: list[float], capsys: Any) -> None:
     faults.arm("raise@save.model:1")
     go(tmp_path, minutes=0.05, checkpoint_minutes=0.01, eval_episodes=0)
@@ -377,6 +378,7 @@ def test_resume_equals_the_straight_run(run: Path, straight: Path) -> None:
     assert result["seconds"] > json.loads((run / "metrics.jsonl").read_text().splitlines()[-2])["seconds"]
 
 
+@pytest.mark.fault("B4")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_interrupted_and_continued_equals_the_straight_run(
     number: signal.Signals, code: int, tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -394,6 +396,7 @@ def test_interrupted_and_continued_equals_the_straight_run(
     assert_same_run(tmp_path, straight)
 
 
+@pytest.mark.fault("B4")
 def test_killed_and_continued_equals_the_straight_run(
     tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +419,7 @@ def test_killed_and_continued_equals_the_straight_run(
     assert_same_run(tmp_path, straight)
 
 
+@pytest.mark.fault("B1")
 def test_a_stopped_process_leaves_a_checkpoint(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "redline", *words(tiny(tmp_path / "run", steps=10**12)), "--json"],
@@ -504,6 +508,7 @@ def test_must_needs_a_checkpoint(tmp_path: Path, run: Path, capsys: Any) -> None
     assert go(run, steps=HALF + 16, resume="must", eval_episodes=0)["env_steps"] == HALF + 16
 
 
+@pytest.mark.fault("A5")
 def test_never_starts_anew_and_keeps_the_old_checkpoints(run: Path, capsys: Any) -> None:
     old = newest(run)
     result = go(run, steps=64, resume="never", seed=5, eval_episodes=0)
@@ -558,6 +563,7 @@ def test_wrong_paths_to_resume_from(run: Path, tmp_path: Path, capsys: Any) -> N
     assert checkpoints(run) == [name(HALF)]
 
 
+@pytest.mark.fault("A11")
 def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path) -> None:
     """Its tensors would fit: only the discount differs, in which its values were learned."""
     with pytest.raises(UserError, match="was made with another environment or network"):
@@ -585,6 +591,7 @@ def test_the_folder_of_something_else_is_refused(
     assert checkpoints(run) == [name(HALF)]
 
 
+@pytest.mark.fault("A11")
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
@@ -609,6 +616,7 @@ def test_a_changed_fixed_option_is_refused_and_named(
     assert checkpoints(run) == [name(HALF)]
 
 
+@pytest.mark.fault("A11")
 def test_a_changed_learning_rate_is_told_and_taken(
     run: Path, straight: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -644,6 +652,7 @@ def test_without_the_memory_it_is_filled_before_learning_goes_on(tmp_path: Path)
 # ---- trouble
 
 
+@pytest.mark.fault("A2")
 def test_a_damaged_newest_checkpoint_is_passed_over(
     run: Path, straight: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -659,6 +668,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert_same_run(run, straight)
 
 
+@pytest.mark.fault("A5")
 def test_only_damaged_checkpoints_are_no_reason_to_start_from_scratch(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -681,6 +691,7 @@ def test_a_damaged_config_loses_nothing(run: Path, text: str, capsys: pytest.Cap
     assert differences(newest(run), saved) == []
 
 
+@pytest.mark.fault("H4")
 def test_metrics_are_repaired(run: Path, straight: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"env_steps": HALF + 16, "episodes": 999}) + "\n")
@@ -689,6 +700,7 @@ def test_metrics_are_repaired(run: Path, straight: Path) -> None:
     assert_same_run(run, straight)
 
 
+@pytest.mark.fault("A9")
 def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLock(run):
         assert exit_code(tiny(run, steps=FULL)) == 74
@@ -699,6 +711,7 @@ def test_a_folder_in_use_is_refused(run: Path, capsys: pytest.CaptureFixture[str
     assert go(run, steps=HALF, eval_episodes=0)["env_steps"] == HALF  # and free again
 
 
+@pytest.mark.fault("A8")
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "deeper" / "run"):
@@ -707,6 +720,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.fault("A8")
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o500)
@@ -714,6 +728,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, capsys: pytest.Capture
     assert "permission denied" in capsys.readouterr().err
 
 
+@pytest.mark.fault("A6")
 def test_a_full_disk_at_the_end_is_told(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -723,6 +738,7 @@ def test_a_full_disk_at_the_end_is_told(
     assert newest(run).step == HALF
 
 
+@pytest.mark.fault("H5")
 def test_a_closed_terminal_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
@@ -733,6 +749,7 @@ def test_a_closed_terminal_does_not_stop_training(tmp_path: Path, monkeypatch: p
     assert newest(tmp_path).step == 64
 
 
+@pytest.mark.fault("B7")
 def test_outside_the_main_thread(tmp_path: Path) -> None:
     """Signals cannot be caught there; training goes all the same."""
     results: list[dict[str, Any]] = []
@@ -756,6 +773,7 @@ def test_a_seed_repeats_and_two_differ(tmp_path: Path) -> None:
         assert group in differing
 
 
+@pytest.mark.fault("D9")
 def test_deterministic_runs_the_same(tmp_path: Path) -> None:
     try:
         go(tmp_path / "strict", steps=160, deterministic=True, eval_episodes=0)
@@ -765,6 +783,7 @@ def test_deterministic_runs_the_same(tmp_path: Path) -> None:
     assert differences(newest(tmp_path / "strict"), newest(tmp_path / "plain")) == []
 
 
+@pytest.mark.fault("D9")
 def test_an_operation_that_is_not_deterministic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence that names it, and torch's switch is off again; without --deterministic it is allowed."""
     update = dqn.Learner.update

@@ -47,6 +47,7 @@ def rewrite(run_dir: Path, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("command", [("eval",), ("watch", "--gif", "out.gif")], ids=lambda words: words[0])
 def test_a_strangers_run_imports_nothing(
     run: Run,
@@ -69,6 +70,7 @@ def test_a_strangers_run_imports_nothing(
     assert (tmp_path / "imported").exists()
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
@@ -112,6 +114,7 @@ def test_runs_of_ones_own_are_signed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_agent(Path(moved), "cpu")
 
 
+@pytest.mark.fault("A12")
 def test_another_users_signature_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"env": "my_game", "algo": "ppo", "env_options": {}}
     signed = trust.signed(config)
@@ -131,6 +134,7 @@ def test_without_a_home_runs_are_unsigned(monkeypatch: pytest.MonkeyPatch) -> No
     assert trust.signed(config) == config
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("name", [".lock", ".metrics.jsonl.part", "metrics.jsonl", "checkpoints", ".tmp-replay.bin"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_training_writes_through_no_link(tmp_path: Path, name: str, kind: str) -> None:
@@ -147,12 +151,14 @@ def test_training_writes_through_no_link(tmp_path: Path, name: str, kind: str) -
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.fault("A12")
 def test_a_pipe_in_place_of_the_config_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(StorageError, match="not a regular file"):
         read_config(tmp_path)
 
 
+@pytest.mark.fault("A12")
 @pytest.mark.parametrize("text", ["[" * 100_000, " " * (17 << 20)], ids=["nested", "huge"])
 def test_a_hostile_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -182,6 +188,7 @@ def save_again(run: Run, change: str) -> None:
         Checkpoints(run.path, lock=lock, **hashes).save(good.step + 64, tensors, state, background=False)
 
 
+@pytest.mark.fault("A4")
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

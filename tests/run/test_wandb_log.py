@@ -63,6 +63,7 @@ def test_without_the_package_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+@pytest.mark.fault("H3")
 @pytest.mark.parametrize(("mode", "sentence"), [("", "There is no W&B account"), ("disabled", "W&B is disabled")])
 def test_without_an_account_one_sentence_and_no_login(
     mode: str, sentence: str, fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,6 +102,7 @@ def test_records_are_logged_by_their_names_there(
     assert "mode" not in fake.arguments  # WANDB_MODE decides
 
 
+@pytest.mark.fault("H3")
 def test_a_server_that_does_not_answer_holds_nothing_up(fake: FakeWandb, tmp_path: Path) -> None:
     """Training goes on while `init` waits; when it fails, that is said once."""
     answered, messages = threading.Event(), list[str]()
