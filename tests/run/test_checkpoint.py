@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -1034,46 +1033,3 @@ def test_gpu_tensors_are_copied_before_they_change(run: Run) -> None:
     assert bool((model["w"] == 1).all())
     assert bool((model["half"] == 1).all())
     assert bool(model["flag"])
-
-
-# ---- the fault hook
-
-
-def test_fault_rules() -> None:
-    faults.arm("raise@save.model:2, slow@save:0.05s")
-    faults.reach("save.model")
-    with pytest.raises(faults.InjectedFault, match=r"save\.model"):
-        faults.reach("save.model")
-    faults.reach("save.model")
-    began = time.monotonic()
-    faults.reach("save")
-    assert time.monotonic() - began >= 0.05
-    faults.arm("raise@save")
-    for _ in range(2):
-        with pytest.raises(faults.InjectedFault):
-            faults.reach("save")
-    faults.arm("")
-    faults.reach("save")
-
-
-@pytest.mark.parametrize(
-    "rule", ["kill", "kill@", "stop@save", "kill@save:0", "kill@save:2s", "slow@save", "slow@save:2"]
-)
-def test_wrong_fault_rule(rule: str) -> None:
-    with pytest.raises(UserError, match="REDLINE_FAULT"):
-        faults.parse(rule)
-
-
-def test_unknown_fault_phase() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'save\.manifest'"):
-        faults.parse("kill@save.manifst")
-
-
-def test_the_variable_is_read() -> None:
-    script = "from redline.core.faults import reach; reach('save.verify'); reach('save.rename'); print('alive')"
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "REDLINE_FAULT": "kill@save.rename"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (-9, "")
-    del env["REDLINE_FAULT"]
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -143,8 +143,11 @@ class Learner(ABC):
         """
         while True:
             try:
-                faults.reach("gradient")
-                return compute()
+                spoil = faults.reach("gradient")
+                result = compute()
+                if spoil:
+                    faults.spoil(result)
+                return result
             except Exception as error:
                 capturing = self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
                 if capturing or not is_out_of_memory(error) or self.micro_batches >= self.max_micro_batches:

@@ -34,6 +34,7 @@ from redline.collect.row_format import EPISODE_FIELDS, row_fields, spec_to_json
 from redline.collect.row_staging import RowStaging
 from redline.collect.sync_collector import CPUCollector
 from redline.core.errors import UserError
+from redline.core.faults import reach
 from redline.engine import hardware
 from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
@@ -254,6 +255,7 @@ class ActorCollector(CPUCollector):
             self._publish()
 
     def _publish(self) -> None:
+        reach("publish")
         self.updates = 0
         self.version += 1
         weights = flat_weights(self.learner.acting_network)

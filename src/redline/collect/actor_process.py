@@ -36,6 +36,7 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks where it hangs
     from redline.collect.row_format import SpecMismatch
     from redline.core.errors import EnvFailure, UserError
+    from redline.core.faults import reach
 
     try:
         actor = _Actor(job)
@@ -52,6 +53,7 @@ def main() -> int:
         traceback.print_exc()
         return 1
     try:
+        reach("actor")
         actor.run()
     except Exception:
         traceback.print_exc()

@@ -1,51 +1,100 @@
 """Fault injection: break a run at a chosen phase, for tests.
 
-    REDLINE_FAULT="kill@save.manifest:3,raise@save.model,slow@save:2s"
+    REDLINE_FAULT="kill@save.manifest:3,raise@env.step:100,slow@save:2s,nan@gradient:5"
 
-`kill@PHASE` kills the process with SIGKILL, `raise@PHASE` raises InjectedFault and `oom@PHASE` runs out of memory, each
-time the phase is reached or with `:N` the N-th time only. `slow@PHASE:2s` sleeps each time. The variable is read once, at
-import; without it `reach` costs one truth test.
+A rule is ACTION@PHASE, and acts each time the phase is reached or, with `:N`, the N-th time only. Each process counts for
+itself; actors read the variable too. Actions:
+
+    kill     end the process with SIGKILL         raise    raise InjectedFault
+    sigterm  send the process SIGTERM; likewise   oom      run out of memory
+             sigint, sighup, sigusr1              full     fail as on a full disk
+    hang     sleep for ever                       nan      spoil the phase's data with NaN
+    slow     sleep; `:2.5s` instead of `:N`
+
+Except for `nan`, a rule that acts says so in one line on standard error. The variable is read once, at import; without it
+`reach` costs one truth test, and no phase lies inside compiled code or a captured graph.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
 
 from redline.core.errors import UserError, nearest
 
-# Phases of saving a checkpoint, in order. `save.<group>` is reached with that group's file half-written, `save.prune`
-# between renaming an old checkpoint and deleting it, every other phase just before its action.
-SAVE_PHASES = (
-    "save",
-    "save.model",
-    "save.optim",
-    "save.rng",
-    "save.envs",
-    "save.replay",
-    "save.state",
-    "save.manifest",
-    "save.sync",
-    "save.rename",
-    "save.sync_parent",
-    "save.verify",
-    "save.latest",
-    "save.prune",
-)
-# Phases of a replay file, each reached before its action: create the file, clear an entry, sync the data, write the entry.
-BLOCK_PHASES = ("blocks.create", "blocks.begin", "blocks.data", "blocks.entry")
-# Before the gradient of a batch is computed, before a session is built, and before an iteration.
-MEMORY_PHASES = ("session", "iteration", "gradient")
-# A rule that names any other phase is an error: a typing mistake must not become a test that cannot fail.
-PHASES = SAVE_PHASES + BLOCK_PHASES + MEMORY_PHASES
 
+class Phase(StrEnum):
+    """Every place that a rule can name, each just before its action unless the comment says otherwise.
+
+    On a GPU the phases of an iteration after ITERATION are reached until it is captured as a graph.
+    """
+
+    SESSION = "session"  # environments and learner are built
+    COMPILE = "compile"  # the first call of a compiled function
+    CAPTURE = "capture"  # a CUDA graph is captured
+    ITERATION = "iteration"
+    WARM_UP = "warm_up"  # an iteration that collects without learning, until the learner is ready
+    COLLECT = "collect"
+    UPDATE = "update"
+    GRADIENT = "gradient"  # the gradient of a batch; `nan` spoils it
+    WEIGHTS = "weights"  # before an iteration; `nan` spoils the acting network
+    PUBLISH = "publish"  # new weights go to the actors
+    LOG = "log"  # a log record is written
+    EVALUATE = "evaluate"
+    LOAD = "load"  # a checkpoint is read
+    ENV_MAKE = "env.make"
+    ENV_RESET = "env.reset"
+    ENV_STEP = "env.step"
+    ENV_OBS = "env.obs"  # after a step; `nan` spoils the observations
+    ENV_REWARD = "env.reward"  # after a step; `nan` spoils the rewards
+    ACTOR = "actor"  # an actor process begins to play
+    # Saving a checkpoint, in order. `save.<group>` is reached with that group's file half-written, `save.prune` between
+    # renaming an old checkpoint and deleting it.
+    SAVE = "save"
+    SAVE_MODEL = "save.model"
+    SAVE_OPTIM = "save.optim"
+    SAVE_RNG = "save.rng"
+    SAVE_ENVS = "save.envs"
+    SAVE_REPLAY = "save.replay"
+    SAVE_STATE = "save.state"
+    SAVE_MANIFEST = "save.manifest"
+    SAVE_SYNC = "save.sync"
+    SAVE_RENAME = "save.rename"
+    SAVE_SYNC_PARENT = "save.sync_parent"
+    SAVE_VERIFY = "save.verify"
+    SAVE_LATEST = "save.latest"
+    SAVE_PRUNE = "save.prune"
+    # A replay file: create the file, clear an entry, sync the data, write the entry.
+    BLOCKS_CREATE = "blocks.create"
+    BLOCKS_BEGIN = "blocks.begin"
+    BLOCKS_DATA = "blocks.data"
+    BLOCKS_ENTRY = "blocks.entry"
+    REPLAY_WRITE = "replay.write"  # a row goes to a replay memory off the device, in the thread that writes it
+
+
+PHASES = tuple(phase.value for phase in Phase)
+SAVE_PHASES = tuple(phase for phase in PHASES if phase.partition(".")[0] == "save")
+BLOCK_PHASES = tuple(phase for phase in PHASES if phase.startswith("blocks."))
+# Phases with data that `nan` can spoil: there `reach` returns True and the caller does it.
+_DATA_PHASES = (Phase.GRADIENT, Phase.WEIGHTS, Phase.ENV_OBS, Phase.ENV_REWARD)
+
+_SIGNALS = {"kill": "SIGKILL", "sigterm": "SIGTERM", "sigint": "SIGINT", "sighup": "SIGHUP", "sigusr1": "SIGUSR1"}
+_ACTIONS = (*_SIGNALS, "raise", "oom", "full", "hang", "nan")
 _RULE = re.compile(
-    r"(?P<action>kill|raise|oom)@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
+    rf"(?P<action>{'|'.join(_ACTIONS)})@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*))?"
+    r"|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
 )
 
 
@@ -69,17 +118,20 @@ def parse(text: str) -> list[_Rule]:
         match = _RULE.fullmatch(part)
         if match is None:
             raise UserError(
-                f"REDLINE_FAULT has the rule '{part}'; expected kill@PHASE, raise@PHASE or oom@PHASE, with :N for the N-th "
-                "time only, or slow@PHASE:2.5s."
+                f"REDLINE_FAULT has the rule '{part}'; expected ACTION@PHASE with :N for the N-th time only, or "
+                f"slow@PHASE:2.5s. Actions: {', '.join(_ACTIONS)}."
             )
-        phase = match["phase"] or match["slow_phase"]
+        action, phase = match["action"] or "slow", match["phase"] or match["slow_phase"]
+        # A typing mistake must not become a test that cannot fail.
         if phase not in PHASES:
             raise UserError(
                 f"REDLINE_FAULT names the phase '{phase}', which does not exist{nearest(phase, PHASES)}; "
                 f"phases: {', '.join(PHASES)}."
             )
+        if action == "nan" and phase not in _DATA_PHASES:
+            raise UserError(f"REDLINE_FAULT has the rule '{part}'; nan is for {', '.join(_DATA_PHASES)}.")
         nth = int(match["nth"]) if match["nth"] else None
-        rules.append(_Rule(match["action"] or "slow", phase, nth, float(match["seconds"] or 0)))
+        rules.append(_Rule(action, phase, nth, float(match["seconds"] or 0)))
     return rules
 
 
@@ -92,21 +144,51 @@ def arm(text: str) -> None:
     _rules = parse(text)
 
 
-def reach(phase: str) -> None:
-    """Announce that `phase` is reached; does nothing unless a rule names it."""
+def reached() -> dict[str, int]:
+    """Return how often the phase of each rule was reached in this process."""
+    return {rule.phase: rule.reached for rule in _rules}
+
+
+def reach(phase: str) -> bool:
+    """Announce that `phase` is reached. Return whether the caller shall spoil its data; False unless a rule says so."""
     if not _rules:
-        return
+        return False
     rules = [rule for rule in _rules if rule.phase == phase]
     for rule in rules:  # all count, even if one of them raises
         rule.reached += 1
-    for rule in rules:
-        if rule.nth not in (None, rule.reached):
-            continue
-        if rule.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif rule.action == "raise":
-            raise InjectedFault(f"injected fault at {phase}")
-        elif rule.action == "oom":
-            raise torch.OutOfMemoryError(f"injected: out of memory at {phase}")
-        else:
-            time.sleep(rule.seconds)
+    acting = [_act(rule) for rule in rules if rule.nth in (None, rule.reached)]
+    return any(acting)
+
+
+def spoil(data: Any) -> None:
+    """Fill the floating-point tensors and arrays in `data`, a tensor, array or nested container, with NaN."""
+    if isinstance(data, dict):
+        data = tuple(data.values())
+    if isinstance(data, tuple | list):
+        for part in data:
+            spoil(part)
+    elif isinstance(data, torch.Tensor) and data.is_floating_point():
+        data.data.fill_(math.nan)
+    elif isinstance(data, np.ndarray) and data.dtype.kind == "f":
+        data.fill(math.nan)
+
+
+def _act(rule: _Rule) -> bool:
+    if rule.action == "nan":
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a standard error that is closed, or none
+        print(f"REDLINE_FAULT: {rule.action} at {rule.phase}", file=sys.stderr, flush=True)
+    if rule.action in _SIGNALS:
+        os.kill(os.getpid(), getattr(signal, _SIGNALS[rule.action]))
+    elif rule.action == "raise":
+        raise InjectedFault(f"injected fault at {rule.phase}")
+    elif rule.action == "oom":
+        raise torch.OutOfMemoryError(f"injected: out of memory at {rule.phase}")
+    elif rule.action == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    elif rule.action == "hang":
+        while True:
+            time.sleep(3600)
+    else:
+        time.sleep(rule.seconds)
+    return False

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from redline.core.errors import UserError
+from redline.core.faults import reach
 from redline.core.records import Hardware
 from redline.engine.out_of_memory import is_out_of_memory
 from redline.engine.runtime import Runtime
@@ -126,6 +127,7 @@ class Compiler:
                 return compiled(*arguments)
             if self.enabled:
                 try:
+                    reach("compile")
                     result = compiled(*arguments)
                     proven = True
                     return result
@@ -203,6 +205,7 @@ class Graph:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         side = _side_stream(torch.cuda.current_device())
         try:
+            reach("capture")
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):  # other threads may copy
                 self.function()

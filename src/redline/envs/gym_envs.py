@@ -16,6 +16,7 @@ import torch
 
 from redline.core import random
 from redline.core.errors import UserError
+from redline.core.faults import reach, spoil
 from redline.envs.gym_game import frame_shape
 from redline.envs.gym_make import failure
 
@@ -41,6 +42,7 @@ class GymEnvs:
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps = backplay, backplay_steps
         spec = game.spec(config)
+        reach("env.make")
         self.envs = [game.make(config) for _ in range(count)]
         self.obs = np.zeros((count, *frame_shape(spec)), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype)
         self.final_obs = np.zeros_like(self.obs)
@@ -71,6 +73,7 @@ class GymEnvs:
             self.current_env[0] = first + env_index
             options = self._snapshots() if self.backplay else None
             try:
+                reach("env.reset")
                 self.obs[env_index], info = env.reset(seed=env_seed, options=options)
             except Exception as error:
                 raise self._failure("reset", error) from error
@@ -91,11 +94,16 @@ class GymEnvs:
         for array in (self.length, self.score, self.episode_return):
             array[self.ended] = 0
         try:
+            reach("env.step")
             for env_index, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
                 if busy is None or busy[env_index]:
                     self._step_one(env_index, env, action)
         except Exception as error:
             raise self._failure("step", error) from error
+        if reach("env.reward"):
+            spoil(self.reward)
+        if reach("env.obs"):
+            spoil(self.final_obs)
         self._check("reward", self.reward)
         self._check("observation", self.final_obs)
         if self.ended.any():

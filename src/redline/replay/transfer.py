@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from redline.core.faults import reach
 from redline.replay.record_storage import RecordStorage
 
 Notify = Callable[[str], None]
@@ -166,6 +167,7 @@ class HostTransfer:
 
     def _handle(self, iteration: int, has_row: bool) -> None:
         """Store the row of an iteration, then gather and send the batches drawn after it."""
+        reach("replay.write")
         slot = iteration % SLOTS
         buffers = self._slots[slot]
         if self._cuda:

@@ -67,7 +67,7 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[[], None]) -> dict[str, Any]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[[], object]) -> dict[str, Any]:
     """Create `path` with contiguous CPU `tensors`, durable on return. Returns its manifest entry.
 
     `half_way` is called once, with the header written and the data not.

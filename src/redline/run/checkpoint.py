@@ -303,6 +303,7 @@ class Checkpoints:
         return aside
 
     def _first_good(self, paths: Callable[[], Iterable[Path]], groups: Collection[str] | None) -> Checkpoint | None:
+        reach("load")
         for _ in range(5):  # a trainer may prune a checkpoint that was just listed; then list again
             vanished = False
             bad = []

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from redline.core.errors import UserError
+from redline.core.faults import reach
 from redline.engine import hardware
 from redline.envs.batch import Rules
 from redline.run.evaluate_cpu_envs import CPUGames
@@ -81,6 +82,7 @@ def evaluate(
         raise UserError(f"max_steps is {max_steps}; expected 0 (play every game to its end) or a number of steps.")
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"seed is {seed}; expected 0 to {MAX_SEED - 1:,}.")
+    reach("evaluate")
     if rules.game.ON_CPU:
         return CPUGames(rules, policy, episodes, seed, max_steps, slot_steps).run(progress, notify)
     games = TensorGames(

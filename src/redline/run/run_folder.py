@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.core.errors import StorageError, UserError, nearest
+from redline.core.faults import reach
 from redline.run import wandb_log
 from redline.run.metric_names import to_scalars
 
@@ -203,6 +204,7 @@ class Metrics:
 
     def write(self, record: dict[str, Any]) -> None:
         try:
+            reach("log")
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             if self.writer:

@@ -11,7 +11,7 @@ from torch import Tensor
 from redline.algos.learner import Learner, check_learner
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
-from redline.core.faults import reach
+from redline.core.faults import reach, spoil
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
@@ -114,11 +114,13 @@ class Session:
         return torch.inference_mode()(function) if self.plan.settings.inference_mode else function
 
     def _play(self) -> None:
+        reach("collect")
         for _ in range(self.learner.rollout_steps):
             self._collect()
 
     def _play_and_learn(self) -> None:
         self._play()
+        reach("update")
         self._update()
 
     @property
@@ -143,6 +145,8 @@ class Session:
                 self.learner.progress.fill_(self.progress)
             self._follow_curriculum()
             reach("iteration")
+            if reach("weights"):
+                spoil(self.learner.acting_network.state_dict())
             self.learner.before_iteration()
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
@@ -150,6 +154,7 @@ class Session:
                 self.collector.on_update(self.progress)
                 self._tell_micro_batches(f"{self.plan.device} ran out of memory")
             else:
+                reach("warm_up")
                 self._collect_only()
             self.learner.after_iteration()
             self.iterations += 1
