@@ -170,7 +170,32 @@ def test_tensors_carry_the_whole_state() -> None:
             optimizer.step(gradients_of(ours, 2.0**15, step))
         assert torch.equal(first.flat, second.flat)
     unnamed = {name for name, x in vars(first).items() if isinstance(x, Tensor)} - set(first.tensors())
-    assert unnamed == {"flat", "norm_sum"}, "a tensor that no checkpoint would hold (weights are in the model)"
+    # Weights are in the model; the factor follows from the number of rollbacks, which the state of a run holds.
+    assert unnamed == {"flat", "norm_sum", "rate_factor", "skipped_in_row"}, "a tensor that no checkpoint would hold"
+
+
+def test_the_factor_scales_the_step_and_nothing_else() -> None:
+    ours, theirs = small_net(), small_net()
+    full, quarter = Optimizer(ours, 1e-2, 1.0, CPU), Optimizer(theirs, 1e-2, 1.0, CPU)
+    quarter.rate_factor.fill_(0.25)
+    start = full.flat.clone()
+    for optimizer in (full, quarter):
+        optimizer.step(gradients_of(ours, 1.0, 0))
+    assert torch.allclose((quarter.flat - start) * 4, full.flat - start, atol=1e-7)
+    assert torch.equal(full.mean, quarter.mean)
+    assert quarter.read_metrics(1)["learning_rate"] == 1e-2 / 4
+
+
+def test_skipped_steps_in_a_row_are_counted_until_one_is_finite() -> None:
+    net = small_net()
+    optimizer = Optimizer(net, 1e-2, 1.0, CPU)
+    rows = []
+    for finite in (False, False, True, False):
+        gradients = gradients_of(net, 1.0, 0)
+        optimizer.step(gradients if finite else tuple(g * float("nan") for g in gradients))
+        rows.append(int(optimizer.skipped_in_row))
+    assert rows == [1, 2, 0, 1]
+    assert int(optimizer.skipped) == 3
 
 
 def test_metrics_are_the_mean_norm_before_clipping_without_skipped_steps() -> None:

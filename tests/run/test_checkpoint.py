@@ -1004,7 +1004,10 @@ def test_weights_that_are_no_numbers_are_not_saved(run: Run, bad: float) -> None
     with pytest.raises(StorageError, match="'w' has NaN"):
         run.checkpoints.save(2, poisoned, {}, background=False)
     poisoned["model"]["w"][1] = 0.0
-    poisoned["optim"]["m"][0] = bad  # only the weights decide
+    poisoned["optim"]["m"][0] = bad
+    with pytest.raises(StorageError, match="'m' has NaN"):
+        run.checkpoints.save(2, poisoned, {}, background=False)
+    poisoned["optim"]["m"][0] = 1.0
     run.checkpoints.save(2, poisoned, {}, background=False)
     assert run.checkpoints.failures == 0
 

@@ -1,66 +1,179 @@
-"""Gradients that are NaN or infinite: skipped and counted; a run that has only such ones stops and says why."""
+"""Gradients that are NaN or infinite: skipped and counted; a row of them restores good weights, or ends the run."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import redline
 from redline.algos import dqn, ppo
+from redline.algos.optimizer import Optimizer
 from redline.engine.runtime import Runtime
 from redline.envs import batch, make_rules
+from redline.run import divergence
 from redline.run import train as module
+from redline.run.divergence import MAX_SKIPPED
 from redline.run.train import EXIT_CODES
 
 OPTIONS: dict[str, Any] = {
-    "algo": "ppo",
     "num_envs": 32,
     "device": "cpu",
     "compile": False,
     "eval_episodes": 0,
     "batch_size": 64,
     "steps": 32 * 8 * 20,
-    "algo_options": {"rollout_steps": 8, "hidden": (16,), "net": "mlp"},
 }
 
 
-def train(folder: Path, **others: Any) -> redline.Run:
-    return redline.train("snake", run_dir=str(folder), **OPTIONS | others)
+ALGOS = {
+    "ppo": {"rollout_steps": 8, "epochs": 2, "hidden": (16,), "net": "mlp"},
+    "pqn": {"rollout_steps": 8, "epochs": 2, "hidden": (16,), "net": "mlp"},
+    "dqn": {"hidden": (16,), "net": "mlp", "replay_capacity": 2000, "learning_starts": 128},
+}
+
+
+def train(folder: Path, algo: str = "ppo", **others: Any) -> redline.Run:
+    options = OPTIONS | {"algo": algo, "algo_options": ALGOS[algo] | others.pop("algo_options", {})} | others
+    return redline.train("snake", run_dir=str(folder), **options)
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((folder / "checkpoints").glob("ckpt-*")) / "model.safetensors")
+
+
+def messages(capfd: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capfd.readouterr().err.split())
+
+
+def spoil_gradients(patch: pytest.MonkeyPatch, spoiled: range, value: float = math.nan) -> None:
+    """Make the gradients with these numbers, counted from 0, NaN or infinite."""
+    original, count = Optimizer.gradient, itertools.count()
+
+    def gradient(self: Optimizer, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients = original(self, loss)
+        return tuple(g * value for g in gradients) if next(count) in spoiled else gradients
+
+    patch.setattr(Optimizer, "gradient", gradient)
+
+
+@pytest.mark.fault("D3", "D5")
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_learning_rate_that_diverges_stops_with_a_diagnosis(
+    algo: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three rollbacks with lower learning rates do not help; the checkpoint holds weights that were good."""
+    rates = {"learning_rate": 1e30} | ({} if algo == "dqn" else {"learning_rate_end": 1e30})
+    bad = train(tmp_path, algo, algo_options=rates, steps=32 * 8 * 200, log_seconds=0.05).result
+    assert bad["stopped_by"] == "diverged"
+    assert EXIT_CODES["diverged"] == 70
+    said = messages(capfd)
+    assert "Updates are skipped because the" in said
+    assert "(rollback 3 of 3)" in said
+    assert "Training has diverged after 3 rollbacks: the last" in said
+    assert "the last good ones, are restored. Continue with a lower learning rate" in said
+    assert all(bool((weights.abs() < 1e3).all()) for weights in newest_weights(tmp_path).values())
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in lines
+    assert "Infinity" not in lines
+    assert any(json.loads(line).get("loss", 0.0) is None for line in lines.splitlines())
+    rates = dict.fromkeys(rates, 1e-3)
+    assert train(tmp_path, algo, algo_options=rates, steps=bad["env_steps"] + 512).result["stopped_by"] == "steps"
 
 
 @pytest.mark.fault("D3")
-def test_a_run_without_finite_gradients_stops_with_a_diagnosis(
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("steps", [32 * 8 * 20, 32 * 8 * 3])
+def test_a_run_that_ends_before_it_recovers_has_diverged(
+    algo: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its limit is reached at the first log point, when hardly a step was taken: it must not end as if all were well."""
+    spoil_gradients(monkeypatch, range(1, 1000), math.inf)
+    options = {"train_every": 1} if algo == "dqn" else {}
+    assert train(tmp_path, algo, steps=steps, log_seconds=60.0, algo_options=options).result["stopped_by"] == "diverged"
+    assert "Training has diverged" in messages(capfd)
+
+
+@pytest.mark.fault("D3")
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_row_of_bad_gradients_is_survived_with_a_lower_learning_rate(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rates = {} if algo == "dqn" else {"learning_rate": 1e-3, "learning_rate_end": 1e-3}
+    with monkeypatch.context() as patch:
+        spoil_gradients(patch, range(48, 48 + MAX_SKIPPED))  # ends with an iteration, and so at a log point
+        patch.setattr(divergence, "_COPY_SECONDS", 0.0)
+        result = train(tmp_path, algo, algo_options=rates, steps=32 * 8 * 24, log_seconds=0.001).result
+    assert result["stopped_by"] == "steps"
+    said = messages(capfd)
+    assert (
+        f"for the last {MAX_SKIPPED} updates were skipped because the gradient is NaN or infinite (rollback 1 of 3)"
+        in said
+    )
+    assert "Going back to the weights of step 0 " not in said
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    learned = [record["learning_rate"] for record in records if "learning_rate" in record]
+    assert learned[-1] == pytest.approx(learned[0] / 4)
+    assert records[-1]["skipped_updates"] == MAX_SKIPPED
+    train(tmp_path, algo, algo_options=rates, steps=32 * 8 * 26)  # a continued run keeps the lower learning rate
+    newest = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert newest["learning_rate"] == pytest.approx(learned[-1])
+
+
+@pytest.mark.fault("D3")
+def test_a_few_bad_gradients_are_only_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The weights before the first NaN are kept: skipped updates change nothing, and the run can be continued."""
-    good = train(tmp_path, steps=32 * 8 * 4).result
-    with monkeypatch.context() as patch:
-        patch.setattr(ppo, "policy_loss", lambda logp, *_: logp.mean() * float("nan"))
-        bad = train(tmp_path).result
-    assert bad["stopped_by"] == "diverged"
-    assert EXIT_CODES["diverged"] == 70
-    said = " ".join(capfd.readouterr().err.split())
-    assert "Training has diverged: the last" in said
-    assert "The weights are finite." in said
-    assert bad["env_steps"] > good["env_steps"]
-    folders = sorted((tmp_path / "checkpoints").glob("ckpt-*"))
-    first, last = ((folder / "model.safetensors").read_bytes() for folder in (folders[0], folders[-1]))
-    # Running statistics of returns go on; every trained weight is as before.
-    from safetensors.torch import load
-
-    before, after = load(first), load(last)
-    statistics = {"mean", "variance", "updates"}
-    assert all(torch.equal(before[name], after[name]) for name in before if name not in statistics)
+    spoil_gradients(monkeypatch, range(4, 7))
     assert train(tmp_path).result["stopped_by"] == "steps"
+    said = messages(capfd)
+    assert "Updates are skipped because the gradient is NaN or infinite" in said
+    assert "Going back" not in said
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["skipped_updates"] == 3
+
+
+@pytest.mark.fault("D3")
+def test_a_bad_loss_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ppo, "policy_loss", lambda logp, *_: logp.mean() * float("nan"))
+    assert train(tmp_path).result["stopped_by"] == "diverged"
+    assert "Updates are skipped because the loss is NaN or infinite" in messages(capfd)
 
 
 @pytest.mark.fault("D5")
-def test_weights_that_are_not_finite_are_named_and_not_saved(
+@pytest.mark.parametrize("algo", ALGOS)
+def test_weights_that_turn_bad_are_named_and_never_saved(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original, calls = module.Session.iterate, itertools.count()
+
+    def poisoning(self: Any, count: int) -> None:
+        original(self, count)
+        if next(calls) == 3:
+            self.learner.optimizer.flat[0] = float("nan")
+
+    monkeypatch.setattr(module.Session, "iterate", poisoning)
+    steps = {"steps": 32 * 8 * 24, "log_seconds": 0.1, "checkpoint_minutes": 1e-9}  # a checkpoint at every log point
+    assert train(tmp_path, algo, **steps).result["stopped_by"] == "steps"
+    said = messages(capfd)
+    assert "' is NaN or infinite (rollback 1 of 3)" in said
+    assert "was not written" not in said
+    for folder in (tmp_path / "checkpoints").glob("ckpt-*"):
+        assert all(bool(x.isfinite().all()) for x in load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.fault("D5")
+def test_without_good_weights_nothing_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, steps=32 * 8 * 4)
@@ -70,21 +183,12 @@ def test_weights_that_are_not_finite_are_named_and_not_saved(
     def poisoned(self: Any, *arguments: Any) -> None:
         original(self, *arguments)
         self.session.learner.optimizer.flat[0] = float("nan")
+        self.guard._good.clear()
 
     monkeypatch.setattr(module.Trainer, "__init__", poisoned)
     assert train(tmp_path).result["stopped_by"] == "diverged"
-    assert "is not finite: the last good checkpoint is kept" in " ".join(capfd.readouterr().err.split())
+    assert "There are no good weights to save: the last good checkpoint is kept" in messages(capfd)
     assert sorted((tmp_path / "checkpoints").glob("ckpt-*")) == saved
-
-
-def test_a_row_of_skipped_updates_ends_with_one_that_was_taken() -> None:
-    trainer = object.__new__(module.Trainer)
-    trainer._skipped, trainer._skipped_in_row = None, 0
-    rows = []
-    for updates, skipped in ((10, 10), (10, 20), (0, 20), (10, 29), (10, 39), (10, 39)):
-        trainer._count_skipped(updates, skipped)
-        rows.append(trainer._skipped_in_row)
-    assert rows == [10, 20, 20, 0, 10, 0]
 
 
 @pytest.mark.fault("D4")

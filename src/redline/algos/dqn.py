@@ -202,6 +202,7 @@ class Learner(learner.Learner):
     metrics = ("loss", "q_mean", "td_error")
     rollout_steps = 1
     config: Config
+    optimizer: Optimizer
 
     def __init__(
         self,
@@ -444,10 +445,14 @@ class Learner(learner.Learner):
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return every tensor that decides what comes next, in groups."""
+        counters = {"key": self.key, "acted": self.acted, "updated": self.updated}
+        return self.trained_state() | {"rng": counters, "replay": self.memory.tensors()}
+
+    def trained_state(self) -> dict[str, dict[str, Tensor]]:
+        """Return weights and optimizer state, without waiting for the memory."""
         model = {f"online.{k}": v for k, v in self.online.state_dict().items()}
         model |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
-        counters = {"key": self.key, "acted": self.acted, "updated": self.updated}
-        return {"model": model, "optim": self.optimizer.tensors(), "rng": counters, "replay": self.memory.tensors()}
+        return {"model": model, "optim": self.optimizer.tensors()}
 
 
 def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:

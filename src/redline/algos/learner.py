@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from redline.algos.optimizer import Optimizer
 from redline.core import faults, random
 from redline.core.errors import UserError
 from redline.core.records import PolicyInput, Spec, Transition
@@ -43,6 +44,9 @@ class Learner(ABC):
     metrics: tuple[str, ...] = ()  # names of the values that `read_metrics` averages
     scheduled: bool = False  # the loop writes the fraction of training done into `progress` before each iteration
     needs_frame_stack: bool = False  # `ingest` needs the whole frame stack in final states, not the newest frame only
+    optimizer: Optimizer | None = (
+        None  # skips non-finite gradients; a run that has only such ones restores good weights
+    )
 
     # Attributes that a subclass sets in `__init__`.
     rollout_steps: int  # T: steps every environment plays between two calls of `update`
@@ -198,6 +202,10 @@ class Learner(ABC):
         Groups: `model` (weights; read by `policy_network`), `optim`, `rng` (counters and keys) and, for learners with a
         replay memory, `replay`. A checkpoint is loaded by copying into these tensors, so they must not be copies.
         """
+
+    def trained_state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the groups `model` and `optim` of `state_dict`. Called while training goes on: override it to be quick."""
+        return {group: tensors for group, tensors in self.state_dict().items() if group in ("model", "optim")}
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a checkpoint's `replay` group in the shapes of this learner's."""

@@ -92,6 +92,7 @@ class OnPolicyLearner(Learner):
     """
 
     config: OnPolicyConfig
+    optimizer: Optimizer
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
     needs_frame_stack = True  # final states are observed, to bootstrap from them

@@ -46,7 +46,9 @@ class Optimizer:
         self.square = torch.zeros_like(self.flat)  # mean of squared gradients
         self.fused = runtime.fused_optimizer
         self.steps = torch.zeros((), device=runtime.device)
+        self.rate_factor = torch.ones((), device=runtime.device)  # of the learning rate; below 1 after a rollback
         self.skipped = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self.skipped_in_row = torch.zeros_like(self.skipped)  # since the last finite gradient
         self.scaled = runtime.amp_dtype == torch.float16
         self.scale = torch.tensor(2.0**15 if self.scaled else 1.0, device=runtime.device)
         self.good = torch.zeros((), device=runtime.device)  # finite steps since the scale last changed
@@ -76,8 +78,9 @@ class Optimizer:
             mean.lerp_(gradient, (1 - _BETA_1) * counts)
             square.lerp_(gradient.square(), (1 - _BETA_2) * counts)
             spread = square.sqrt().mul_((1 - _BETA_2**count).rsqrt()).add_(_EPSILON)
-            weights.addcmul_(mean / spread, -self.learning_rate * counts / (1 - _BETA_1**count))
+            weights.addcmul_(mean / spread, -self.learning_rate * self.rate_factor * counts / (1 - _BETA_1**count))
         self.skipped += ~finite
+        self.skipped_in_row.copy_(torch.where(finite, 0, self.skipped_in_row + 1))
         self.norm_sum += torch.where(finite, norm, 0.0)
         if self.scaled:
             grow = self.good + 1 >= _GROWTH_INTERVAL
@@ -89,7 +92,7 @@ class Optimizer:
         """Return the mean gradient norm before clipping over the last `updates` steps, the learning rate and skipped steps."""
         norm = float(self.norm_sum) / updates
         self.norm_sum.zero_()
-        rate, skipped = float(self.learning_rate), int(self.skipped)
+        rate, skipped = float(self.learning_rate) * float(self.rate_factor), int(self.skipped)
         return {"grad_norm": norm, "learning_rate": rate, "skipped_updates": skipped}
 
     def _parts(self) -> list[tuple[Tensor, ...]]:

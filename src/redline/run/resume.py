@@ -12,6 +12,7 @@ from redline.core.errors import UserError
 from redline.run.atomic_files import Damaged
 from redline.run.budget import Budget
 from redline.run.checkpoint import Checkpoint, Checkpoints
+from redline.run.divergence import MAX_ROLLBACKS
 from redline.run.manifest import check_weights
 from redline.run.plan import Plan
 from redline.run.run_folder import CONFIG, RECORDS, Notify, read_config, read_result
@@ -87,6 +88,8 @@ def check_state(checkpoint: Checkpoint) -> None:
     counts = {name: state.get(name) for name in _COUNTS}
     counts |= {f"session.{name}": session.get(name) if isinstance(session, dict) else None for name in _SESSION_COUNTS}
     wrong = [name for name, count in counts.items() if type(count) is not int or not 0 <= count < 10**18]
+    if type(rollbacks := state.get("rollbacks", 0)) is not int or not 0 <= rollbacks <= MAX_ROLLBACKS:
+        wrong.append("rollbacks")
     for name in ("seconds", "preparation"):
         seconds = state.get(name)
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
 import stat
@@ -206,7 +207,7 @@ class Metrics:
         try:
             reach("log")
             with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(finite_record(record)) + "\n")
             if self.writer:
                 for name, value in to_scalars(record).items():
                     self.writer.add_scalar(name, value, record["env_steps"])
@@ -222,6 +223,11 @@ class Metrics:
             self.writer.close()
         if self.wandb:
             self.wandb.close()
+
+
+def finite_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with None for numbers that are NaN or infinite, which JSON does not have."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def _up_to(line: str, env_steps: int) -> bool:

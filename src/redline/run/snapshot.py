@@ -49,9 +49,18 @@ def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resu
 
 def check_finite(snapshot: Snapshot) -> None:
     """Refuse weights that are NaN or infinite: no run could continue from them."""
-    for name, tensor in snapshot.tensors.get("model", {}).items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"the weight '{name}' has NaN or infinite values")
+    groups = {group: snapshot.tensors.get(group, {}) for group in ("model", "optim")}
+    if bad := first_not_finite(groups):
+        raise ValueError(f"the weight '{bad}' has NaN or infinite values")
+
+
+def first_not_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Return the name of the first tensor with NaN or infinite values, or an empty string. Waits for the device once."""
+    floats = [(name, x) for named in groups.values() for name, x in named.items() if x.is_floating_point()]
+    if not floats:
+        return ""
+    finite = torch.stack([torch.isfinite(tensor).all() for _, tensor in floats]).tolist()
+    return next((name for (name, _), good in zip(floats, finite, strict=True) if not good), "")
 
 
 def copy_to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.run import final_evaluation, resume, thread_choice
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
+from redline.run.divergence import DivergenceGuard
 from redline.run.manifest import FOLDER
 from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
@@ -32,9 +33,6 @@ from redline.run.signals import StopSignals
 from redline.run.trust import signed
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
-_MAX_SKIPPED = (
-    100  # updates in a row without a finite gradient; float16 skips up to 15 until it has found its loss scale
-)
 
 
 @dataclass(frozen=True)
@@ -190,9 +188,7 @@ class Trainer:
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
         self._recorded_micro_batches = session.learner.micro_batches
-        self._skipped: int | None = None  # updates skipped in all, at the last log point
-        self._skipped_in_row = 0
-        self._weights_lost = False  # they are NaN or infinite: there is nothing to save
+        self.guard = DivergenceGuard(session.learner, progress.say, session.env_steps, state.get("rollbacks", 0))
         self._acted: int | None = int(session.learner.acted)  # None once the learner was seen to count its steps
 
     def run(self) -> str:
@@ -214,18 +210,24 @@ class Trainer:
                     break
 
                 # Once a step: read the metrics, the one look at the device.
-                seconds = self._log(*before)
+                record, seconds = self._log(*before)
                 chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
+                stopped_by = self.guard.check(record)
 
                 # Once in a while: a checkpoint, written while training goes on.
-                if time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes:
-                    self._save(background=True)
+                due = time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes
+                if due and not stopped_by and not self.guard.suspect:
+                    stopped_by = self.guard.before_save()
+                    if not stopped_by:
+                        self._save(background=True)
                     saved_at = time.monotonic()
 
-                stopped_by = self._diverged() or signals.caught or self.budget.reached(*self._used())
+                stopped_by = stopped_by or signals.caught or self.budget.reached(*self._used())
             self.clock.stop()
             self.checkpoints.wait()
-            if self.checkpoints.last_step != session.env_steps and not self._weights_lost:
+            if stopped_by not in EXIT_CODES:
+                stopped_by = self.guard.before_save() or self.guard.at_end() or stopped_by
+            if self.checkpoints.last_step != session.env_steps and not self.guard.bad_weight():
                 self.progress.start_activity("Saving")
                 self._save(background=False)
         self.metrics.close()
@@ -240,8 +242,8 @@ class Trainer:
         """What of the budget is used: environment steps, episodes and seconds of training."""
         return self.session.env_steps, self.episodes, self.clock.training
 
-    def _log(self, started: float, steps: int, updates: int) -> float:
-        """Write and show a log record of the iterations since `started`; returns the seconds they took."""
+    def _log(self, started: float, steps: int, updates: int) -> tuple[dict[str, Any], float]:
+        """Write and show a log record of the iterations since `started`; return it and the seconds they took."""
         session = self.session
         episode_stats = session.collector.episode_stats.read()  # waits for the device
         if self._acted is not None:
@@ -272,38 +274,13 @@ class Trainer:
         if session.learner.micro_batches != self._recorded_micro_batches:
             self._recorded_micro_batches = session.learner.micro_batches
             write_config(self.plan.run_dir, self.describe())
-        self._count_skipped(session.updates - self._logged_updates, int(record.get("skipped_updates", 0)))
         self._logged_updates = session.updates
         self._score = record.get("score")
         self.last_score = record.get("score", self.last_score)
         self.metrics.write(record)
         done = self.budget.progress(*self._used())
         self.progress.show(record, done, seconds_left(done, self.clock.training))
-        return seconds
-
-    def _count_skipped(self, updates: int, skipped: int) -> None:
-        """Count the updates in a row that were skipped: a row ends at a log point before which one was taken."""
-        if not updates:
-            return
-        new = skipped - (self._skipped or 0) if self._skipped is not None else min(skipped, updates)
-        self._skipped = skipped
-        self._skipped_in_row = self._skipped_in_row + new if new >= updates else 0
-
-    def _diverged(self) -> str:
-        """Return why training cannot go on if no update had a finite gradient for long, and say what to do."""
-        if self._skipped_in_row < _MAX_SKIPPED:
-            return ""
-        weights = self.session.learner.state_dict()["model"]
-        bad = [name for name, x in weights.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
-        self._weights_lost = bool(bad)
-        state = "The weights are finite."
-        if bad:
-            state = f"The weight '{bad[0]}' is not finite: the last good checkpoint is kept."
-        self.progress.say(
-            f"Training has diverged: the last {self._skipped_in_row:,} updates had no finite gradient and were skipped. "
-            f"{state} Continue with a lower learning rate or with --precision fp32, and check the environment's rewards."
-        )
-        return "diverged"
+        return record, seconds
 
     def _save(self, background: bool) -> None:
         session = self.session
@@ -316,6 +293,7 @@ class Trainer:
             "episodes": self.episodes,
             "samples_trained": session.samples_trained,
             "micro_batches": session.learner.micro_batches,
+            "rollbacks": self.guard.rollbacks,
         }
         # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
         level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
