@@ -71,17 +71,18 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.compiled and torch.Tag.pointwise in func.tags and result.numel() <= _largest(args):
-            return result
+        fused = self.compiled and torch.Tag.pointwise in func.tags and result.numel() <= _largest(args)
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
-                self._count(value.untyped_storage())
+                self._count(value.untyped_storage(), fused)
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _count(self, storage: torch.UntypedStorage, fused: bool) -> None:
+        """Count a storage from its first appearance on; one that is fused away has no bytes, and its views have none."""
+        key = storage._cdata
         if key in self._known:
             return
+        size = 0 if fused else storage.nbytes()
 
         def freed(_: Any) -> None:
             del self._known[key]
