@@ -19,6 +19,8 @@ from redline.core.errors import UserError, nearest
 from redline.run.options import parse_value
 from redline.run.settings import ALGO_SHORTHANDS
 
+_MAX_CONFIG = 1 << 20  # bytes of a --config file
+
 
 def parse(name: str, command: Command, words: list[str]) -> Request:
     """Return the request that `words` after the command `name` spell, checked as far as source code tells."""
@@ -134,12 +136,16 @@ def read_config(path: str) -> dict[str, Any]:
     """Return the options in a TOML file as words by name: top-level keys, and tables `[env]` and `[ALGO]`."""
     try:
         with Path(path).open("rb") as file:
-            content = tomllib.load(file)
+            text = file.read(_MAX_CONFIG + 1)
+        if len(text) > _MAX_CONFIG:
+            raise UserError(f"config {path} has more than {_MAX_CONFIG:,} bytes; expected a short TOML file.")
+        return dict(_flatten(tomllib.loads(text.decode()), ""))
     except OSError as error:
         raise UserError(f"config {path} could not be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UserError(f"config {path} is nested too deeply.") from error
+    except ValueError as error:  # no TOML, no UTF-8, a number of thousands of digits, or a null byte in the path
         raise UserError(f"config {path} is not valid TOML: {error}.") from error
-    return dict(_flatten(content, ""))
 
 
 def fold(options: Mapping[str, Any]) -> dict[str, Any]:

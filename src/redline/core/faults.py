@@ -12,7 +12,7 @@ itself; actors read the variable too. Actions:
     slow     sleep; `:2.5s` instead of `:N`
 
 Except for `nan`, a rule that acts says so in one line on standard error. The variable is read once, at import; without it
-`reach` costs one truth test, and no phase lies inside compiled code or a captured graph.
+`reach` costs one truth test, and no phase lies inside compiled code or a captured graph. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-
-import numpy as np
-import torch
 
 from redline.core.errors import UserError, nearest
 
@@ -167,9 +164,10 @@ def spoil(data: Any) -> None:
     if isinstance(data, tuple | list):
         for part in data:
             spoil(part)
-    elif isinstance(data, torch.Tensor) and data.is_floating_point():
-        data.data.fill_(math.nan)
-    elif isinstance(data, np.ndarray) and data.dtype.kind == "f":
+    elif hasattr(data, "is_floating_point"):
+        if data.is_floating_point():
+            data.data.fill_(math.nan)
+    elif getattr(getattr(data, "dtype", None), "kind", "") == "f":
         data.fill(math.nan)
 
 
@@ -183,6 +181,8 @@ def _act(rule: _Rule) -> bool:
     elif rule.action == "raise":
         raise InjectedFault(f"injected fault at {rule.phase}")
     elif rule.action == "oom":
+        import torch
+
         raise torch.OutOfMemoryError(f"injected: out of memory at {rule.phase}")
     elif rule.action == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import re
 import types
 import typing
@@ -55,8 +56,8 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
         except UserError:
             if arguments[0] not in (int, float):
                 raise
-            numbers = "whole numbers" if arguments[0] is int else "numbers"
-            raise UserError(f"{key} is '{text}'; expected {numbers} separated by commas, such as 64,64.") from None
+            expected = "whole numbers" if arguments[0] is int else "numbers"
+            raise UserError(f"{key} is '{text}'; expected {expected} separated by commas, such as 64,64.") from None
     if kind is bool:
         if text.lower() in ("true", "yes", "on", "1"):
             return True
@@ -78,8 +79,31 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
     return text
 
 
+def check_value(kind: Any, value: Any, key: str) -> Any:
+    """Return a value that was not given as text, from Python or JSON, if it is of the annotated type `kind`."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return check_value(next(k for k in arguments if k is not type(None)), value, key)
+    if origin is tuple and isinstance(value, tuple | list):
+        return tuple(check_value(arguments[0], part, key) for part in value)
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    if kind in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**63 and (kind is int or not math.isfinite(value)):
+            raise UserError(f"{key} is {value}; expected {'a whole number' if kind is int else 'a finite number'}.")
+        if kind is float or value == int(value):
+            return value if kind is float else int(value)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    expected = "a list" if origin is tuple else names.get(kind)
+    if expected is None:  # another type, such as a mapping: its dataclass checks it
+        return value
+    raise UserError(f"{key} is {value!r:.80}; expected {expected}.")
+
+
 def parse(kind: type, words: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the values of a dataclass's fields from words, by field name; text is parsed, other values are taken."""
+    """Return the values of a dataclass's fields from words, by field name; text is parsed, other values are checked."""
     hints = typing.get_type_hints(kind)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     values = {}
@@ -87,7 +111,8 @@ def parse(kind: type, words: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         plain = name.replace("-", "_")
         if plain not in fields:
             raise UserError(f"There is no option {prefix}{name}{nearest(plain, fields) or '.'}")
-        values[plain] = parse_value(fields[plain], word, prefix + name) if isinstance(word, str) else word
+        read = parse_value if isinstance(word, str) else check_value
+        values[plain] = read(fields[plain], word, prefix + name)
     return values
 
 

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from redline.core.errors import StorageError, UserError, nearest
 from redline.core.faults import reach
 from redline.run import wandb_log
 from redline.run.metric_names import to_scalars
+from redline.run.options import check_value
+from redline.run.settings import Settings
 
 # Raised whenever a run of the version before cannot be read any more: files, options and tensors renamed or reshaped.
 FORMAT_VERSION = 2
@@ -135,6 +137,12 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise StorageError(f"{path} could not be read: {why}; restore it or train into another folder.") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in _CONFIG_TYPES.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
+    for name, kind in get_type_hints(Settings).items():
+        if name in record and not (kind is str and record[name] is None):  # settings that this run has no use for
+            try:
+                check_value(kind, record[name], name)
+            except UserError as error:
+                raise StorageError(f"{path} is not a run's config.json: {error}") from error
     version = record.get("format_version", 1)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise newer_version(f"The run in {run_dir}", version)
