@@ -6,6 +6,7 @@ import dataclasses
 import math
 import numbers
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -90,11 +91,11 @@ def check_value(kind: Any, value: Any, key: str) -> Any:
         return tuple(check_value(arguments[0], part, key) for part in value)
     if kind in (bool, str) and isinstance(value, kind):
         return value
-    if kind in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**63 and (kind is int or not math.isfinite(value)):
-            raise UserError(f"{key} is {value}; expected {'a whole number' if kind is int else 'a finite number'}.")
-        if kind is float or value == int(value):
-            return value if kind is float else int(value)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if kind is float and is_number and abs(value) <= sys.float_info.max:
+        return value
+    if kind is int and is_number and abs(value) < 2**63 and value == int(value):
+        return int(value)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     expected = "a list" if origin is tuple else names.get(kind)
     if expected is None:  # another type, such as a mapping: its dataclass checks it
