@@ -20,8 +20,8 @@ from redline.recipes import Phase
 from redline.run import evaluate, final_evaluation, train
 from redline.run.checkpoint import Checkpoint, Checkpoints
 from redline.run.curriculum import Curriculum, phases_of, read_phases
+from redline.run.metrics_log import Metrics
 from redline.run.resolve import resolve
-from redline.run.run_folder import Metrics
 from redline.run.session import Session
 from redline.run.settings import Settings
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redline.core.errors import StorageError, UserError
-from redline.run.run_folder import Metrics, read_config, write_json
+from redline.run.run_folder import read_config, write_json
 
 GOOD = {"format_version": 2, "env": "snake", "algo": "dqn", "env_options": {}, "algo_options": {}}
 
@@ -90,63 +89,3 @@ def test_a_config_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(StorageError, match=r"could not be read"):
         read_config(tmp_path)
-
-
-def test_metrics_are_one_record_a_line(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 0, False, nobody)
-    records = [{"env_steps": 16, "loss": 0.5}, {"env_steps": 32}]
-    for record in records:
-        metrics.write(record)
-    metrics.close()
-    assert lines(tmp_path) == records
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_metrics_are_on_the_disk_at_once(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 0, False, nobody)
-    metrics.write({"env_steps": 16})
-    assert lines(tmp_path) == [{"env_steps": 16}]  # before close: a killed run keeps what it logged
-
-
-@pytest.mark.fault("H4")
-def test_metrics_continue_after_the_checkpoint(tmp_path: Path) -> None:
-    written = ['{"env_steps": 16}', '{"env_steps": 32}', '{"env_steps": 48}', '{"env_steps": 64}', '{"env_st']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(written))
-    metrics = Metrics(tmp_path, 32, False, nobody)
-    metrics.write({"env_steps": 48, "again": True})
-    assert lines(tmp_path) == [{"env_steps": 16}, {"env_steps": 32}, {"env_steps": 48, "again": True}]
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
-
-
-@pytest.mark.fault("H4")
-@pytest.mark.parametrize(
-    "garbage", [b'{"env_steps": 16', b"\xff\xfe\x00", b"[1, 2]", b'{"env_steps": "16"}', b"{}", b"7"]
-)
-def test_garbled_lines_are_dropped(tmp_path: Path, garbage: bytes) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"env_steps": 16}\n' + garbage)
-    Metrics(tmp_path, 64, False, nobody).write({"env_steps": 80})
-    assert lines(tmp_path) == [{"env_steps": 16}, {"env_steps": 80}]
-
-
-@pytest.mark.fault("H3")
-def test_a_failing_log_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
-    told: list[str] = []
-    metrics = Metrics(tmp_path / "gone", 0, False, told.append)  # the folder vanishes under a running training
-    metrics.write({"env_steps": 16})
-    metrics.write({"env_steps": 32})
-    assert len(told) == 1
-    assert told[0].startswith("Metrics are no longer written: ")
-    assert told[0].endswith("Training goes on.")
-
-
-def test_metrics_that_cannot_be_repaired_are_an_error_of_storage(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(StorageError, match=r"metrics\.jsonl could not be "):
-        Metrics(tmp_path, 0, False, nobody)
-
-
-@pytest.mark.fault("H3")
-def test_without_tensorboard_the_install_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'redline\[tensorboard\]'"):
-        Metrics(tmp_path, 0, True, nobody)

@@ -31,8 +31,8 @@ from redline.core.errors import StorageError, UserError
 from redline.run import budget, final_evaluation
 from redline.run import train as loop
 from redline.run.checkpoint import Checkpoint, RunLock, read_checkpoint
+from redline.run.metrics_log import Metrics
 from redline.run.resolve import resolve
-from redline.run.run_folder import Metrics
 from redline.run.session import Session
 from redline.run.settings import Settings, from_words
 
@@ -279,8 +279,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time that passes by playing alone: a tenth of a second an iteration."""
     now, iterate = [1000.0], Session.iterate
 
-    def slow(self: Session, count: int) -> None:
-        iterate(self, count)
+    def slow(self: Session, count: int, *rest: Any) -> None:
+        iterate(self, count, *rest)
         now[0] += 0.1 * count
 
     monkeypatch.setattr(Session, "iterate", slow)
@@ -311,9 +311,9 @@ def test_the_minutes_start_at_the_first_update(
     """Compilation, here a minute in the first iteration, takes nothing from a budget of three seconds."""
     iterate = Session.iterate
 
-    def compiling(self: Session, count: int) -> None:
+    def compiling(self: Session, count: int, *rest: Any) -> None:
         clock[0] += 60.0 if self.iterations == 0 else 0.0
-        iterate(self, count)
+        iterate(self, count, *rest)
 
     straight = go(tmp_path / "straight", minutes=0.05, eval_episodes=0)
     monkeypatch.setattr(Session, "iterate", compiling)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redline.run.run_folder import Metrics
+from redline.run.metrics_log import Metrics
 from redline.run.wandb_log import WandbLog, open_wandb
 
 

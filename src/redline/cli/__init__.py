@@ -7,40 +7,43 @@ sentence and exit code 130; training first writes a checkpoint.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
 
 from redline.cli import help as help_text
+from redline.cli import streams
 from redline.cli.command import COMMANDS, by_position
 from redline.cli.parse import parse
 from redline.core.errors import UserError, nearest
+from redline.run.run_folder import to_stderr
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command in `words` (the program's arguments by default) and exit with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± and … gets question marks, not a traceback
+    streams.prepare()
     try:
         code = run(list(sys.argv[1:] if words is None else words))
-        if sys.stdout:
-            sys.stdout.flush()  # a closed pipe raises here; at interpreter exit it would print a traceback
+        streams.flush_output()
     except UserError as error:
-        print(f"redline: {error}", file=sys.stderr)
+        to_stderr(f"redline: {error}")
         code = error.exit_code
     except KeyboardInterrupt as interrupt:
         code = _end_interrupted(interrupt, as_program=words is None)
     except BrokenPipeError:  # the program reading our output has exited, as in `redline list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.silence(sys.stdout)
         code = 0
-    except Exception as error:  # a library may turn an interrupt into an error of its own
-        if not (behind := _interrupt_behind(error)):
+    except Exception as error:
+        if behind := _interrupt_behind(error):  # a library may turn an interrupt into an error of its own
+            code = _end_interrupted(behind, as_program=words is None)
+        elif sentence := _out_of_memory(error):
+            to_stderr(f"redline: {sentence}")
+            code = UserError.exit_code
+        else:
             raise
-        code = _end_interrupted(behind, as_program=words is None)
+    streams.finish()
     sys.exit(code)
 
 
@@ -75,11 +78,25 @@ def _interrupt_behind(error: BaseException) -> BaseException | None:
 
 def _end_interrupted(interrupt: BaseException, as_program: bool) -> int:
     """Acknowledge Ctrl-C and return the exit code. A program ends here, without waiting for threads still at work."""
-    after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal has shown ^C
-    print(f"{after_echo}redline: {str(interrupt) or 'Interrupted.'}", file=sys.stderr, flush=True)
+    code: int = getattr(interrupt, "exit_code", INTERRUPTED)
+    after_echo = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""  # a terminal has shown ^C
+    to_stderr(f"{after_echo}redline: {str(interrupt) or 'Interrupted.'}")
     if as_program:
-        os._exit(INTERRUPTED)
-    return INTERRUPTED
+        os._exit(code)
+    return code
+
+
+def _out_of_memory(error: Exception) -> str:
+    """Return a sentence if an error says that memory ran out, or an empty string."""
+    if "torch" not in sys.modules and not isinstance(error, MemoryError):
+        return ""
+    from redline.engine.out_of_memory import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        return ""
+    return (
+        "There is too little memory for this command: end other programs, or choose smaller sizes or another --device."
+    )
 
 
 def _version() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redline.cli import schema
+from redline.cli import schema, streams
 from redline.cli.schema import Option
 from redline.core.errors import UserError
 from redline.core.registry import Registry, defines
@@ -38,7 +38,7 @@ class Request:
 
     def print_json(self, record: dict[str, Any]) -> None:
         """Print the one JSON object that `--json` promises on the last line of standard output."""
-        print(json.dumps(record, default=str), flush=True)
+        streams.write(json.dumps(record, default=str) + "\n")
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,11 @@ class Checkpoints:
         """Whether a save is still being written."""
         return self._writer is not None and self._writer.is_alive()
 
-    def wait(self) -> None:
-        """Return when no save is in flight."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when no save is in flight, or after `timeout` seconds."""
+        if (writer := self._writer) is not None:
+            writer.join(timeout)
+            self._writer = writer if writer.is_alive() else None
 
     @property
     def _writes(self) -> bool:
@@ -172,7 +172,7 @@ class Checkpoints:
                 free = _free(self.folder)
                 have = "unknown" if free is None else f"{free / 1e9:.3f} GB"
                 needed = f"{snapshot.bytes_needed / 1e9:.3f} GB"
-                cause = f"{reason(error)}: needed {needed}, {have} free"
+                cause = f"{reason(error)}: {needed} needed, {have} free"
             self._failed(snapshot.step, cause, background)
             return
         self.failures, self.last_error, self.last_step = 0, "", snapshot.step

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import psutil
 from rich.console import Console, Group
@@ -94,9 +95,26 @@ def _this_process(pid: int) -> psutil.Process:
     return process
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        self.quiet = True  # rich would end the program; a closed terminal is no reason to stop training
+class _Stream:
+    """A text stream whose failures are ignored: a closed terminal or a full disk is no reason to stop training."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except UnicodeEncodeError as error:  # a terminal without ± and … gets question marks
+            return self.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal handler writes while the main thread does
+            return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class Progress:
@@ -112,7 +130,10 @@ class Progress:
     ) -> None:
         """Arguments as of `describe`. file: to write to, standard error by default. erase: remove the panel at the end."""
         self._erase = erase
-        self.console = _Console(file=file or sys.stderr, highlight=False)
+        stream = _Stream(
+            file or sys.stderr or io.StringIO()
+        )  # there is no standard error if it was closed before the start
+        self.console = Console(file=cast(TextIO, stream), highlight=False)
         self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
         self._fraction: float | None = None  # of the current activity, None: unknown

@@ -1,23 +1,20 @@
-"""The run folder: config.json, result.json, metrics.jsonl and TensorBoard files. Checkpoints have a module of their own."""
+"""The run folder: config.json and result.json. Checkpoints and logs have modules of their own."""
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from redline.core.errors import StorageError, UserError, nearest
-from redline.core.faults import reach
 from redline.run import wandb_log
-from redline.run.metric_names import to_scalars
 from redline.run.options import check_value
 from redline.run.settings import Settings
 
@@ -33,8 +30,21 @@ _CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": d
 
 def to_stderr(message: str) -> None:
     """Print one line on standard error: the default way to notify the user."""
-    with suppress(OSError, ValueError):  # a closed terminal is no reason to stop
-        print(message, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # a closed terminal is no reason to stop
+            print(message, file=sys.stderr, flush=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a run folder that cannot be made or written, as far as can be seen without changing anything."""
+    place = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not place.is_dir():
+        why = f"{place} is a file, not a folder"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        why = f"{place} may not be written"
+    else:
+        return
+    raise StorageError(f"The run folder {path} cannot be written: {why}; choose another with --run-dir.")
 
 
 def prepare_run_dir(path: Path | str) -> Path:
@@ -97,7 +107,7 @@ def write_json(path: Path, record: Any) -> None:
     """Write `record` atomically: a reader sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        part.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
         raise StorageError(
@@ -179,67 +189,3 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
         if isinstance(record, dict):
             return record
     return None
-
-
-class Metrics:
-    """metrics.jsonl, one record a line, and TensorBoard and W&B on request. A failing log never stops training."""
-
-    def __init__(
-        self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Notify, wandb: Mapping[str, Any] | None = None
-    ) -> None:
-        """Continue after `env_steps`: drop garbled lines and those written after the checkpoint that is resumed.
-
-        wandb: the settings of the run to log to W&B; None: do not log there.
-        """
-        self.path, self.notify, self.broken = run_dir / METRICS, notify, False
-        try:
-            if self.path.exists():
-                kept = [line for line in self.path.read_text(errors="replace").splitlines() if _up_to(line, env_steps)]
-                part = self.path.with_name(".metrics.jsonl.part")
-                part.write_text("".join(line + "\n" for line in kept))
-                os.replace(part, self.path)
-        except OSError as error:  # nothing has been trained yet
-            raise StorageError(f"{self.path} could not be repaired: {error.strerror}; move it away.") from error
-        self.writer: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise UserError(
-                    "TensorBoard is not installed; install it with pip install 'redline[tensorboard]'."
-                ) from None
-            self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=env_steps or None)
-        self.wandb = None if wandb is None else wandb_log.open_wandb(run_dir, wandb, notify)
-
-    def write(self, record: dict[str, Any]) -> None:
-        try:
-            reach("log")
-            with self.path.open("a") as file:
-                file.write(json.dumps(finite_record(record)) + "\n")
-            if self.writer:
-                for name, value in to_scalars(record).items():
-                    self.writer.add_scalar(name, value, record["env_steps"])
-            if self.wandb:
-                self.wandb.write(to_scalars(record))
-        except OSError as error:
-            if not self.broken:
-                self.notify(f"Metrics are no longer written: {error}. Training goes on.")
-            self.broken = True
-
-    def close(self) -> None:
-        if self.writer:
-            self.writer.close()
-        if self.wandb:
-            self.wandb.close()
-
-
-def finite_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with None for numbers that are NaN or infinite, which JSON does not have."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-
-
-def _up_to(line: str, env_steps: int) -> bool:
-    try:
-        return bool(json.loads(line)["env_steps"] <= env_steps)
-    except (ValueError, KeyError, TypeError):
-        return False

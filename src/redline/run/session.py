@@ -18,6 +18,12 @@ from redline.run.checkpoint import copy_into
 from redline.run.memory import check_memory
 from redline.run.plan import Plan
 
+_BETWEEN, _PLAYING, _LEARNING = (
+    "between iterations",
+    "playing",
+    "learning",
+)  # stages of an iteration, for `end_iteration`
+
 
 class Session:
     """Everything that trains, on its device. `iterate` is the hot loop: with tensor games it never waits."""
@@ -83,6 +89,7 @@ class Session:
             0  # iterations of experience the learner has; fewer than `iterations` after a resume without replay
         )
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
+        self._stage = _BETWEEN  # of the iteration
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
@@ -120,6 +127,7 @@ class Session:
 
     def _play_and_learn(self) -> None:
         self._play()
+        self._stage = _LEARNING
         reach("update")
         self._update()
 
@@ -135,8 +143,11 @@ class Session:
     def samples_trained(self) -> int:
         return self.updates * self.learner.samples_per_update
 
-    def iterate(self, count: int) -> None:
-        """Run `count` iterations: `rollout_steps` steps in every environment, then an update if the learner is ready."""
+    def iterate(self, count: int, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Run `count` iterations: `rollout_steps` steps in every environment, then an update if the learner is ready.
+
+        interrupted: asked after each iteration whether to return early.
+        """
         self.collector = self.collector.start(self.progress)
         for _ in range(count):
             if self.plan.settings.steps:  # exact with a budget of steps, so that a resumed run repeats
@@ -148,6 +159,7 @@ class Session:
             if reach("weights"):
                 spoil(self.learner.acting_network.state_dict())
             self.learner.before_iteration()
+            self._stage = _PLAYING
             if self.learner.ready(self.remembered):
                 self._collect_and_learn()
                 self.updates += self.learner.updates_per_iteration
@@ -156,9 +168,23 @@ class Session:
             else:
                 reach("warm_up")
                 self._collect_only()
-            self.learner.after_iteration()
-            self.iterations += 1
-            self.remembered += 1
+            self._count_iteration()
+            if interrupted():
+                return
+
+    def _count_iteration(self) -> None:
+        self._stage = _BETWEEN
+        self.learner.after_iteration()
+        self.iterations += 1
+        self.remembered += 1
+
+    def end_iteration(self) -> None:
+        """After an exception, bring the state in line with what was done of an iteration, so that it can be saved.
+
+        Steps of an unfinished rollout are not counted. If the update failed, the rollout was complete and is.
+        """
+        if self._stage == _LEARNING:
+            self._count_iteration()
 
     def _tell_micro_batches(self, reason: str) -> None:
         """Say that batches are split, once for each number of parts that proved to fit."""

@@ -14,7 +14,16 @@ DEFAULT_MINUTES = 3.0
 MAX_SEED = 2**46  # training seeds end here; larger ones are those of evaluation
 _MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0}
 _MINIMA |= {"backplay_steps": 1, "publish": 0, "staged_rows": 0}
-_ABOVE_ZERO = ("steps", "episodes", "minutes", "threads", "interop_threads", "checkpoint_minutes", "log_seconds")
+_ABOVE_ZERO = (
+    "steps",
+    "episodes",
+    "minutes",
+    "threads",
+    "interop_threads",
+    "checkpoint_minutes",
+    "log_seconds",
+    "grace",
+)
 _MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
 # Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
 ALGO_SHORTHANDS = ("batch_size", "n_step", "train_every", "replay", "replay_capacity", "prioritized")
@@ -56,6 +65,9 @@ class Settings:
     resume: str = "auto"  # auto, must, never, or the path of a checkpoint
     deterministic: bool = False  # refuse operations whose result depends on the order of threads
     checkpoint_minutes: float = 1.0  # minutes between checkpoints
+    fallback_dir: str | None = None  # folder for a last checkpoint when the run folder cannot be written any more
+    grace: float = 20.0  # seconds after SIGTERM until the process ends without a checkpoint if the loop is stuck
+    preemption_notice: str | None = None  # file or URL that appears before the machine is taken; treated as SIGTERM
     save_replay: bool = True  # store the replay memory in checkpoints
     eval_episodes: int = 256  # greedy episodes of the final evaluation; 0: no evaluation
     log_seconds: float = 1.0  # seconds between log points, at which the host reads metrics from the device

@@ -1,60 +1,242 @@
-"""SIGINT and SIGTERM during training: a request to stop at the next log point."""
+"""Signals during training: SIGTERM, SIGINT and SIGHUP stop it with a checkpoint, SIGUSR1 writes one and training goes on.
+
+A signal sets a flag, which the loop reads after each iteration. Where it does not come back within the time of grace (an
+environment hangs, a compiler takes minutes), the process ends all the same and names the last good checkpoint. A thread
+keeps that time: Python runs signal handlers in the main thread only, and not while that one is inside a native function.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
 from types import FrameType
 from typing import Any
 
-_SAME = 0.5  # seconds in which a second SIGINT is the first one, sent to the process and to its group
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "SIGHUP": 75}  # signals that stop training
+DEFAULT_GRACE = 20.0  # seconds; Kubernetes, Slurm and spot machines kill after 30 or more
+_SAVE = "SIGUSR1"
+_SAME = 0.5  # seconds in which a second signal is the first one, sent to the process and to its group
+_LAST_WORDS = 2.0  # seconds for the last message: whoever should read it may be gone
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised by a signal that ends training at once; the exit code is the signal's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Unsaved(Enum):
+    """What would be lost if training ended now."""
+
+    NOTHING = 0
+    EXPERIENCE = 1  # collected, but not learned from yet
+    TRAINING = 2
 
 
 class StopSignals:
-    """While entered, records the first SIGINT or SIGTERM in `caught`, so that the loop can stop with a checkpoint.
+    """While entered, records signals, so that the loop can stop with a checkpoint.
 
-    A second SIGINT raises KeyboardInterrupt; so does the first one while there is nothing to save. A second SIGTERM does
-    not disturb the checkpoint: whoever sends it will send SIGKILL if it takes too long.
+    The first SIGINT ends training at once while there is nothing to save but experience, any signal while there is nothing
+    at all. Later ones: a second SIGINT ends it at once, unless the checkpoint is being written; a third signal does in any
+    case. The handler of the host program is called, too, and comes back on exit.
     """
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
-        """notify: receives the sentence that acknowledges the signal."""
-        self.caught = ""  # name of the signal
-        self.notify = notify
-        self._interrupted_at: float | None = None
-        self._nothing_to_save = False
-        self._handlers: dict[int, Any] = {}
+    def __init__(
+        self,
+        notify: Callable[[str], None],
+        grace: float = DEFAULT_GRACE,
+        close: Callable[[], None] = lambda: None,
+        ends_process: bool = False,
+    ) -> None:
+        """notify: receives the sentence that acknowledges a signal. close: the display, before the process is ended.
+
+        ends_process: end the process after the time of grace, whatever signal it was. Without it, only signals do whose
+        default is to kill: a notebook must not lose its kernel by an interrupt.
+        """
+        self.caught = ""  # name of the first signal that asks to stop
+        self.save_requested = False  # by SIGUSR1; whoever saves resets it
+        self.unsaved = Unsaved.NOTHING
+        self.circumstances = "before the first update: nothing was trained, nothing is lost"  # with nothing unsaved
+        self.describe_saved: Callable[[], str] = lambda: ""  # a sentence about the last good checkpoint
+        self.before_exit: Callable[[], None] = lambda: None  # waits for a checkpoint that is nearly there
+        self.notify, self.grace = notify, grace
+        self._close, self._ends_process = close, ends_process
+        self._saving = False
+        self._received: list[tuple[str, float]] = []  # signals to stop, with their times
+        self._back = threading.Event()  # the loop has come back
+        self._handlers: dict[int, Any] = {}  # of the host program
+        self._wakeup: tuple[int, int] | None = None  # ends of the pipe to which the interpreter writes signal numbers
+
+    # ---------------------------------------------------------------------------------------------------- for the loop
+
+    @property
+    def pending(self) -> bool:
+        """Whether the loop is asked to come back, to stop or to save."""
+        return bool(self.caught) or self.save_requested
+
+    def loop_is_back(self) -> None:
+        """The loop has come back and writes the last checkpoint, however long that takes."""
+        self._saving = True
+        self._back.set()
+
+    def stop_if_caught(self) -> None:
+        """Raise Stopped if a signal asked to stop while there still was something to save."""
+        if self.caught:
+            raise self._ended_by(self.caught)
+
+    def saved(self, circumstances: str) -> None:
+        """Nothing is unsaved any more: from now on every signal ends the command at once, in these circumstances."""
+        self._saving = False
+        self._back.clear()
+        self.unsaved, self.circumstances = Unsaved.NOTHING, circumstances
+
+    # -------------------------------------------------------------------------------------------------------- handlers
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._record)
+        global _active
+        if threading.current_thread() is not threading.main_thread():  # no other thread may set handlers
+            self.notify("Signals are not handled, as training does not run in the main thread: SIGTERM will not save.")
+            return self
+        _active = self
+        for name in (*EXIT_CODES, _SAVE):
+            number = signal.Signals[name]
+            if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
+            self._handlers[number] = signal.signal(number, self._handle)
+        self._listen()
         return self
 
-    @contextmanager
-    def nothing_to_save(self, nothing: bool) -> Iterator[None]:
-        """While entered with True, an interrupt ends training at once."""
-        self._nothing_to_save = nothing
-        yield
-        self._nothing_to_save = False
-
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        name, now = signal.Signals(number).name, time.monotonic()
-        if number == signal.SIGINT:
-            if self._nothing_to_save:
-                raise KeyboardInterrupt("Interrupted before the first update: nothing was trained, nothing is lost.")
-            if self._interrupted_at is not None and now - self._interrupted_at > _SAME:
-                raise KeyboardInterrupt("Interrupted again: the steps since the last checkpoint are lost.")
-            self._interrupted_at = self._interrupted_at or now
-        if not self.caught:
-            self.caught = name
-            more = "; press Ctrl-C again to end at once, without it" if number == signal.SIGINT else ""
-            self.notify(f"{name} received: stopping with a checkpoint{more}.")
-
     def __exit__(self, *error: object) -> None:
+        global _active
+        self._back.set()
+        self._stop_listening()
+        self._restore()
+        _active = None
+
+    @property
+    def handled(self) -> bool:
+        """Whether signals arrive here."""
+        return bool(self._handlers)
+
+    def _restore(self) -> None:
+        """Give the signals back to the host program. Its handler is None where it is not of Python."""
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._handlers = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if name == _SAVE:
+            self.save_requested = self.unsaved is not Unsaved.NOTHING
+            doing = "writing a checkpoint, training goes on" if self.save_requested else "everything is saved"
+            self.notify(f"{name} received: {doing}.")
+        else:
+            self._stop(name)
+        host = self._handlers.get(number)
+        if callable(host) and host is not signal.default_int_handler:
+            host(number, frame)
+
+    def _stop(self, name: str) -> None:
+        now = time.monotonic()
+        if any(other == name and now - at < _SAME for other, at in self._received):
+            return
+        self._received.append((name, now))
+        if len(self._received) == 1:
+            self._stop_first(name)
+        elif (name == "SIGINT" and not self._saving) or len(self._received) > 2:
+            again = "Interrupted again" if name == "SIGINT" else f"{name} received again"
+            raise self._stopped(f"{again}: the steps since the last checkpoint are lost.")
+        else:
+            doing = "the checkpoint is being written" if self._saving else "waiting for the iteration to end"
+            self.notify(f"{name} received again: {doing}; once more ends it at once, without a checkpoint.")
+
+    def _stop_first(self, name: str) -> None:
+        self.caught = name
+        interrupted = name == "SIGINT"
+        if self.unsaved is Unsaved.NOTHING or (interrupted and self.unsaved is Unsaved.EXPERIENCE):
+            raise self._ended_by(name)
+        if self._wakeup is None:
+            threading.Thread(target=self._wait_for_loop, args=(name,), name="grace", daemon=True).start()
+        more = "; press Ctrl-C again to end at once, without it" if interrupted else ""
+        self.notify(f"{name} received: stopping with a checkpoint{more}.")
+
+    def _ended_by(self, name: str) -> Stopped:
+        """Return the exception that ends training with nothing unsaved."""
+        subject = "Interrupted" if name == "SIGINT" else f"{name} received"
+        saved = "" if name == "SIGINT" else f" {self.describe_saved()}"
+        return self._stopped(f"{subject} {self.circumstances}.{saved}".rstrip())
+
+    def _stopped(self, message: str) -> Stopped:
+        return Stopped(message, EXIT_CODES[self.caught])
+
+    # ----------------------------------------------------------------------------------------------- the time of grace
+
+    def _listen(self) -> None:
+        """Start the thread that hears of signals even while the main thread is inside a native function."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if before != -1:  # an event loop of the host program needs it; handlers start the time of grace instead
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
+            return
+        self._wakeup = reading, writing
+        threading.Thread(target=self._wait_for_signal, args=(reading,), name="signals", daemon=True).start()
+
+    def _stop_listening(self) -> None:
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._wakeup[1])  # ends the thread, which closes the other end
+            self._wakeup = None
+
+    def _wait_for_signal(self, reading: int) -> None:
+        stops = {int(signal.Signals[name]): name for name in EXIT_CODES}
+        with open(reading, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if name := stops.get(number[0]):
+                    self._wait_for_loop(name)
+                    return
+
+    def _wait_for_loop(self, name: str) -> None:
+        """End the process unless the loop comes back within the time of grace."""
+        host = self._handlers.get(signal.Signals[name])
+        if self._back.wait(self.grace) or not (self._ends_process or host in (signal.SIG_DFL, None)):
+            return
+        self._end_process(
+            f"{name} was received {self.grace:g} seconds ago and training has not come back since, so that it ends without "
+            f"another checkpoint. {self.describe_saved()}",
+            EXIT_CODES[name],
+        )
+
+    def _end_process(self, message: str, code: int) -> None:
+        def say() -> None:
+            self.before_exit()
+            self._close()
+            self.notify(message)
+
+        words = threading.Thread(target=say, daemon=True)
+        words.start()
+        words.join(_LAST_WORDS + self.grace)
+        os._exit(code)
+
+
+_active: StopSignals | None = None
+
+
+def _forget_in_child() -> None:
+    """In a forked process, leave signals to what they were: its end must not look like the end of training."""
+    if _active is not None:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+            _active._restore()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,33 @@ import torch
 
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
-from redline.core.errors import UserError
+from redline.core.errors import StorageError, UserError
 from redline.engine import hardware
+from redline.engine.fast import first_line
 from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.run import final_evaluation, resume, thread_choice
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.divergence import DivergenceGuard
+from redline.run.failure import TrainingFailed, training_failed
+from redline.run.fallback import save_elsewhere
 from redline.run.manifest import FOLDER
+from redline.run.metrics_log import Metrics
 from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
+from redline.run.preemption import watch_for_notice
 from redline.run.progress import Progress, device_use, quantity
-from redline.run.run_folder import RESULT, Metrics, remove_unused, write_config, write_json
+from redline.run.run_folder import RESULT, remove_unused, write_config, write_json
 from redline.run.session import Session
 from redline.run.settings import Settings
-from redline.run.signals import StopSignals
+from redline.run.signals import EXIT_CODES as SIGNAL_CODES
+from redline.run.signals import StopSignals, Unsaved
 from redline.run.trust import signed
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "actors": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
+EXIT_CODES = {**SIGNAL_CODES, "actors": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
+_PENDING = "evaluation_pending"  # in result.json: the final evaluation was interrupted, and the same command repeats it
+_EVALUATING = "in the evaluation: the agent is saved, without a score"
+_MAX_FAILED_SAVES = 3  # in a row; a fourth would fail as well
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,16 @@ class Run:
     result: dict[str, Any]
 
 
-def train(settings: Settings, progress: Progress | None = None) -> Run:
+def train(settings: Settings, progress: Progress | None = None, signals: StopSignals | None = None) -> Run:
     """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs.
 
-    progress: where to show it; closed at the end.
+    progress: where to show it; closed at the end. signals: those entered already, by a program that began with them.
     """
-    with progress or Progress(settings.env) as progress:
+    with (
+        progress or Progress(settings.env) as progress,
+        nullcontext(signals) if signals else StopSignals(progress.say, settings.grace) as signals,
+        watch_for_notice(settings.preemption_notice, signals),
+    ):
         if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         progress.start_activity("Choosing settings")
@@ -56,6 +70,7 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
         deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
         new_folder = not plan.run_dir.exists()
         prepare_run_dir(plan.run_dir)
+        signals.describe_saved = lambda: describe_saved(plan.run_dir)
         progress.describe(
             f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
             plan.rules.game.spec(plan.rules.config).score_name,
@@ -64,21 +79,20 @@ def train(settings: Settings, progress: Progress | None = None) -> Run:
         try:
             with RunLock(plan.run_dir, notify=progress.say) as lock:
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
-                return _train_within_memory(plan, lock, progress)
-        except UserError:
-            if new_folder:
+                return _train_within_memory(plan, lock, progress, signals)
+        except Exception as error:
+            if isinstance(error, UserError) and new_folder:
                 remove_unused(plan.run_dir)
-            raise
-        except RuntimeError as error:
-            if settings.deterministic and "deterministic" in str(error):
-                raise _not_deterministic(plan, error) from error
+            cause = error.__cause__ if isinstance(error, TrainingFailed) else error
+            if settings.deterministic and isinstance(cause, RuntimeError) and "deterministic" in str(cause):
+                raise _not_deterministic(plan, cause) from error
             raise
         finally:
             torch.use_deterministic_algorithms(deterministic)
             torch.set_num_threads(threads)  # a session uses the plan's
 
 
-def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress) -> Run:
+def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals) -> Run:
     """Train; where memory runs out and smaller parts of batches do not help, once again from the newest checkpoint.
 
     The failed iteration may be half done, so the state in memory cannot be used. Each repetition needs a newer checkpoint.
@@ -87,7 +101,7 @@ def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress) -> Run:
     tried: set[str] = set()
     while True:
         try:
-            return _train(plan, lock, progress)
+            return _train(plan, lock, progress, signals)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -104,7 +118,7 @@ def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress) -> Run:
             plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, resume="auto"))
 
 
-def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
+def _train(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals) -> Run:
     """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
     notes = resume.check_run_folder(plan)
     identity = plan.identity_hash
@@ -116,32 +130,41 @@ def _train(plan: Plan, lock: RunLock, progress: Progress) -> Run:
         check=resume.check_state,
         notify=progress.say,
     )
-    if finished := resume.finished_result(plan, checkpoints):
+    finished = resume.finished_result(plan, checkpoints)
+    if finished and not (_PENDING in finished and plan.settings.eval_episodes):
         progress.say(finished_line(plan, finished))
         return Run(plan.run_dir, finished)
     with closing(resume.open_session(plan, progress.say)) as session:
         checkpoint = resume.load_checkpoint(plan, checkpoints)
-        trainer = Trainer(plan, session, checkpoints, progress, checkpoint)
+        trainer = Trainer(plan, session, checkpoints, progress, signals, checkpoint)
         write_config(plan.run_dir, trainer.describe())
         for line in (*notes, *opening_lines(plan)):
             progress.say(line)
-        try:
+        with trainer.saving_failures():
             stopped_by = trainer.run()
-        except Exception:
-            checkpoints.wait()
-            trainer.metrics.close()
-            raise
-        result = trainer.result(stopped_by)
-        write_json(plan.run_dir / RESULT, result)  # before the evaluation, which may be interrupted
+        result = finished or trainer.result(stopped_by)
         if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
-            try:
-                result |= _evaluate(plan, session, progress)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt("Interrupted in the evaluation: the agent is saved, without a score.") from None
-            write_json(plan.run_dir / RESULT, result)
+            result |= _evaluate_last(plan, session, progress, signals, result)
             if hint := final_evaluation.sampling_hint(plan, result, trainer.last_score):
                 progress.say(hint)
+        write_json(plan.run_dir / RESULT, result)
     return Run(plan.run_dir, result)
+
+
+def _evaluate_last(
+    plan: Plan, session: Session, progress: Progress, signals: StopSignals, result: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the result of the final evaluation. Where a signal ends it, the agent is saved and its score is missing."""
+    path = plan.run_dir / RESULT
+    result.pop(_PENDING, None)
+    write_json(path, result | {_PENDING: True})
+    try:
+        signals.stop_if_caught()  # while the last checkpoint was written
+        return _evaluate(plan, session, progress)
+    except KeyboardInterrupt:
+        if signals.caught in ("SIGINT", ""):  # the user does without a score
+            write_json(path, result)
+        raise
 
 
 def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
@@ -167,10 +190,12 @@ class Trainer:
         session: Session,
         checkpoints: Checkpoints,
         progress: Progress,
+        signals: StopSignals,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         """Continue from `checkpoint`, or start at zero."""
         self.plan, self.session, self.checkpoints, self.progress = plan, session, checkpoints, progress
+        self.signals = signals
         self.budget = Budget(plan.settings.steps, plan.settings.episodes, plan.minutes)
         state: dict[str, Any] = checkpoint.state if checkpoint else {"seconds": 0.0, "preparation": 0.0, "episodes": 0}
         if checkpoint:
@@ -193,45 +218,82 @@ class Trainer:
 
     def run(self) -> str:
         """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
-        plan, session, saved_at, chunk = self.plan, self.session, time.monotonic(), 1
+        plan, session, signals, saved_at, chunk = self.plan, self.session, self.signals, time.monotonic(), 1
         self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
-        with StopSignals(self.progress.say) as signals:
-            stopped_by = self.budget.reached(*self._used())
-            while not stopped_by:
-                # One step: play and learn for about a second. With tensor games nothing here waits for the device.
-                session.progress = min(self.budget.progress(*self._used()), 1.0)
-                before = time.monotonic(), session.env_steps, session.updates
-                try:
-                    with signals.nothing_to_save(self.first_update is None):
-                        session.iterate(self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration))
-                except ActorsLost as error:  # everything learned until now is saved
-                    self.progress.say(str(error))
-                    stopped_by = "actors"
-                    break
+        signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
+        stopped_by = self.budget.reached(*self._used())
+        while not stopped_by:
+            # One step: play and learn for about a second. With tensor games nothing here waits for the device.
+            session.progress = min(self.budget.progress(*self._used()), 1.0)
+            before = time.monotonic(), session.env_steps, session.updates
+            count = self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration)
+            try:
+                session.iterate(count, lambda: signals.pending)
+            except ActorsLost as error:  # everything learned until now is saved
+                self.progress.say(str(error))
+                stopped_by = "actors"
+                break
 
-                # Once a step: read the metrics, the one look at the device.
-                record, seconds = self._log(*before)
-                chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
-                stopped_by = self.guard.check(record)
+            # Once a step: read the metrics, the one look at the device.
+            record, seconds = self._log(*before)
+            chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
+            stopped_by = self.guard.check(record)
+            self._check_saves()
 
-                # Once in a while: a checkpoint, written while training goes on.
-                due = time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes
-                if due and not stopped_by and not self.guard.suspect:
-                    stopped_by = self.guard.before_save()
-                    if not stopped_by:
-                        self._save(background=True)
-                    saved_at = time.monotonic()
+            # Once in a while, or on SIGUSR1: a checkpoint, written while training goes on.
+            due = signals.save_requested or time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes
+            if due and not stopped_by and not self.guard.suspect:
+                stopped_by = self.guard.before_save()
+                if not stopped_by:
+                    if signals.save_requested:
+                        self.checkpoints.wait()  # a save is dropped while another one is written
+                        signals.save_requested = False
+                    self._save(background=True)
+                saved_at = time.monotonic()
 
-                stopped_by = stopped_by or signals.caught or self.budget.reached(*self._used())
-            self.clock.stop()
-            self.checkpoints.wait()
-            if stopped_by not in EXIT_CODES:
-                stopped_by = self.guard.before_save() or self.guard.at_end() or stopped_by
-            if self.checkpoints.last_step != session.env_steps and not self.guard.bad_weight():
-                self.progress.start_activity("Saving")
-                self._save(background=False)
+            stopped_by = stopped_by or signals.caught or self.budget.reached(*self._used())
+        self.clock.stop()
+        signals.loop_is_back()
+        self.checkpoints.wait()
+        if stopped_by not in EXIT_CODES:
+            stopped_by = self.guard.before_save() or self.guard.at_end() or stopped_by
+        if self.checkpoints.last_step != session.env_steps and not self.guard.bad_weight():
+            self.progress.start_activity("Saving")
+            self._save(background=False)
+        signals.saved(_EVALUATING)
         self.metrics.close()
         return stopped_by
+
+    @contextmanager
+    def saving_failures(self) -> Iterator[None]:
+        """Save what was learned when an exception ends training, and say so in the error that is raised in its place."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # a signal handler of the host program may exit
+            self.clock.stop()
+            self.checkpoints.wait()
+            if is_out_of_memory(error):  # the run goes on from the newest checkpoint
+                self.metrics.close()
+                raise
+            saved = "" if isinstance(error, StorageError) else self._rescue()
+            self.metrics.close()
+            if isinstance(error, SystemExit):
+                raise
+            raise training_failed(self.plan.run_dir, error, self.session.env_steps, saved) from error
+
+    def _rescue(self) -> str:
+        """Save the state after an exception, in the midst of an iteration perhaps; return a sentence about it."""
+        try:
+            self.session.end_iteration()
+            if self.session.env_steps == self._steps_before:
+                return ""
+            self.signals.loop_is_back()
+            if self.checkpoints.last_step != self.session.env_steps:
+                self._save(background=False)
+        except Exception as error:  # the device may be lost, the disk full, or the weights not finite
+            reason = str(error) if isinstance(error, StorageError) else first_line(error)
+            return f"{reason.rstrip('.')}. {describe_saved(self.plan.run_dir)}"
+        return describe_saved(self.plan.run_dir)
 
     def describe(self) -> dict[str, Any]:
         """Return the content of config.json: the settings and, where batches are split to fit into memory, the parts."""
@@ -256,6 +318,7 @@ class Trainer:
             self.clock.first_update()
             self._first_updated = self.clock.this_start, session.env_steps, session.samples_trained
             self.progress.start_activity("Training")
+        self.signals.unsaved = Unsaved.EXPERIENCE if self.first_update is None else Unsaved.TRAINING
         record = {
             "env_steps": session.env_steps,
             "updates": session.updates,
@@ -283,6 +346,27 @@ class Trainer:
         return record, seconds
 
     def _save(self, background: bool) -> None:
+        """Save the run; where that fails in the foreground, save it elsewhere and raise StorageError."""
+        try:
+            self._save_to(self.checkpoints, background)
+        except StorageError as error:
+            raise self._save_elsewhere(str(error)) from error
+
+    def _check_saves(self) -> None:
+        """Stop a run whose checkpoints fail again and again: it would train for days and lose everything."""
+        if self.checkpoints.failures >= _MAX_FAILED_SAVES and not self.checkpoints.busy:
+            raise self._save_elsewhere(
+                f"{self.checkpoints.failures} checkpoints in a row were not written. {self.checkpoints.last_error}"
+            )
+
+    def _save_elsewhere(self, problem: str) -> StorageError:
+        self.signals.loop_is_back()
+        sentence = save_elsewhere(
+            self.plan, self.describe(), lambda place: self._save_to(place, background=False), self.progress.say
+        )
+        return StorageError(f"{problem} {sentence}")
+
+    def _save_to(self, checkpoints: Checkpoints, background: bool) -> None:
         session = self.session
         tensors = session.tensors(replay=self.plan.settings.save_replay)
         complete = tensors.keys() == session.tensors().keys()
@@ -297,7 +381,7 @@ class Trainer:
         }
         # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
         level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
-        self.checkpoints.save(
+        checkpoints.save(
             session.env_steps, tensors, state, score=self._score, resume_level=level, background=background
         )
 
@@ -335,6 +419,13 @@ def _not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
         f"deterministic is on, but {operation} has no deterministic implementation on {plan.device}; drop --deterministic, or "
         "change the options of the network or the algorithm that need it."
     )
+
+
+def describe_saved(run_dir: Path) -> str:
+    """Return a sentence about the last good checkpoint and how to continue."""
+    if newest := newest_checkpoint(run_dir):
+        return f"The last good checkpoint is {run_dir / 'checkpoints' / newest}: the same command continues from it."
+    return "Nothing was saved yet: the same command starts anew."
 
 
 def newest_checkpoint(run_dir: Path) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 
 RUN_ID = "wandb-id"  # file in the run folder: a continued run continues its W&B run
 _PROJECT = "redline"  # unless WANDB_PROJECT names another
+_KEPT = 10_000  # records that wait to be sent: hours of them
 _CLOSE_SECONDS = 30.0  # for what is left to send at the end of training
 _OFFLINE = ("offline", "dryrun")
 
@@ -53,18 +54,20 @@ class WandbLog:
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], notify: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.notify = run_dir, config, notify
-        self._scalars: queue.SimpleQueue[dict[str, float] | None] = queue.SimpleQueue()  # None: the end
+        self._scalars: queue.Queue[dict[str, float] | None] = queue.Queue(_KEPT)  # None: the end
         self._thread = threading.Thread(target=self._send, name="wandb", daemon=True)
         self._thread.start()
 
     def write(self, scalars: dict[str, float]) -> None:
-        """Queue the scalars of a log point."""
+        """Queue the scalars of a log point; drop them if the server has not answered for hours."""
         if self._thread.is_alive():
-            self._scalars.put(scalars)
+            with suppress(queue.Full):
+                self._scalars.put_nowait(scalars)
 
     def close(self) -> None:
         """Send what is queued, for half a minute at most."""
-        self._scalars.put(None)
+        with suppress(queue.Full):
+            self._scalars.put_nowait(None)
         self._thread.join(_CLOSE_SECONDS)
 
     def _send(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from redline.cli.command import Command, Request, check_least, options_of, show_progress
 from redline.core.errors import StorageError
-from redline.run.run_folder import read_config, write_json
+from redline.run.run_folder import read_config, to_stderr, write_json
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def run(request: Request) -> int:
         try:
             write_json(agent.path / "eval.json", record)
         except StorageError as error:  # the run may be read-only: the result is still worth showing
-            print(f"redline: {error}", file=sys.stderr)
+            to_stderr(f"redline: {error}")
     if request.json:
         request.print_json(result)
     else:

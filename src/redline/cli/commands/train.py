@@ -9,12 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from redline.cli import catalog, schema
+from redline.cli import catalog, schema, streams
 from redline.cli.command import Command, Request, show_progress
 from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
+from redline.core.errors import StorageError
 from redline.run.options import parse_value
+from redline.run.run_folder import check_writable, to_stderr
 from redline.run.settings import from_words
+from redline.run.signals import StopSignals
 
 _GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
 _BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
@@ -50,15 +53,22 @@ def run(request: Request) -> int:
         return print_config(merged)
     settings = from_words(merged.arguments[0], fold(merged.options))
     settings.check()
-    with show_progress(settings.env) as progress:
+    check_writable(Path(settings.run_dir or "runs"))  # before torch is loaded, which takes seconds
+    progress = show_progress(settings.env)
+    with progress, StopSignals(progress.say, settings.grace, progress.close, ends_process=True) as signals:
         from redline.run.train import EXIT_CODES, train
 
-        result = train(settings, progress).result
-    if request.json:
-        request.print_json(result)
-    else:
-        print(closing_lines(result, request.options))
-    return EXIT_CODES.get(result["stopped_by"], 0)
+        result = train(settings, progress, signals).result
+        code = EXIT_CODES.get(result["stopped_by"], 0)
+        try:
+            if request.json:
+                request.print_json(result)
+            else:
+                streams.write(closing_lines(result, request.options) + "\n")
+        except StorageError as error:  # the run is saved; its code is what matters
+            to_stderr(f"redline: {error}")
+            code = code or error.exit_code
+    return code
 
 
 def print_config(request: Request) -> int:
