@@ -157,8 +157,8 @@ def test_weights_that_turn_bad_are_named_and_never_saved(
 ) -> None:
     original, calls = module.Session.iterate, itertools.count()
 
-    def poisoning(self: Any, count: int) -> None:
-        original(self, count)
+    def poisoning(self: Any, count: int, *rest: Any) -> None:
+        original(self, count, *rest)
         if next(calls) == 3:
             self.learner.optimizer.flat[0] = float("nan")
 
