@@ -80,6 +80,11 @@ class Recorded:
         free_caches()
 
 
+# Relative difference of a gradient in parts, in fp32. PPO's samples have advantages of both signs, which cancel: the same
+# rounding of each product is a larger part of what remains.
+ROUNDING = {"dqn": 1e-6, "ppo": 5e-6}
+
+
 def relative_difference(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
@@ -98,7 +103,7 @@ def test_a_batch_four_times_what_fits_has_the_same_gradient(algo: str, tmp_path:
     assert split.parts >= 4
     assert len(split.messages) == 1
     assert "ran out of memory" in split.messages[0]
-    assert relative_difference(split.gradients[0], whole.gradients[0]) <= 1e-6
+    assert relative_difference(split.gradients[0], whole.gradients[0]) <= ROUNDING[algo]
     split.close()
 
 

@@ -18,7 +18,7 @@ from redline.tools.profile_counters import count_synchronisations
 from redline.tools.profile_report import KEYS
 from redline.tools.profile_session import StagedSession, measure_run, measure_stages, warm_up
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"hidden": (64,), "net": "mlp", "rollout_steps": 8},
