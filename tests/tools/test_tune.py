@@ -39,7 +39,7 @@ class FakeTrial:
         del patience
         self.plan, self.messages = resolve(settings), list[str]()
         self.per_second = type(self).speed(self.plan)
-        self.preparation = self.iteration_seconds = 0.0
+        self.iteration_seconds = 0.0
         FakeTrial.open += 1
 
     def wait_ready(self, timeout: float) -> float:

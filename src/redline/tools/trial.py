@@ -42,6 +42,11 @@ class Rate(NamedTuple):
     skipped: int = 0  # updates skipped so far, because a gradient was not finite
 
 
+def warm_updates(plan: Plan) -> int:
+    """Return the number of iterations with an update before the clock starts."""
+    return _WARM_UPDATES_GRAPH if plan.graph else _WARM_UPDATES
+
+
 class Trial:
     """A session of settings, warmed up. Files of the run go to a temporary folder."""
 
@@ -69,7 +74,7 @@ class Trial:
         self.preparation = time.perf_counter() - started  # seconds
 
     def _warm_up(self, ends: float) -> None:
-        learned, needed = 0, _WARM_UPDATES_GRAPH if self.plan.graph else _WARM_UPDATES
+        learned, needed = 0, warm_updates(self.plan)
         while learned < needed:
             before, began = self.session.updates, time.perf_counter()
             self.session.iterate(1)

@@ -22,7 +22,7 @@ from redline.engine import hardware
 from redline.run.device_choice import workloads
 from redline.run.plan import Plan
 from redline.run.settings import Settings
-from redline.tools.trial import ChildTrial, Trial, why_not
+from redline.tools.trial import ChildTrial, Trial, warm_updates, why_not
 
 WORTH = 1.03  # a candidate must be so many times as fast as the best so far
 _TURNS, _TURN_SECONDS = 3, 0.4  # a candidate and the best so far are measured in turns, each an iteration at least
@@ -144,7 +144,9 @@ class Search:
         factor: how many times as long as the best's its iterations will take, at most.
         """
         left = self.deadline - time.perf_counter()
-        warm_up, turn = self.trial.preparation, max(_TURN_SECONDS, self.trial.iteration_seconds)
+        turn = max(_TURN_SECONDS, self.trial.iteration_seconds)
+        # The first trial also loaded what all of them use: its preparation says nothing about the next one's.
+        warm_up = warm_updates(self.trial.plan) * self.trial.iteration_seconds
         if left < factor * (warm_up + turn) + turn:
             self.show(Row(candidate.label, reason="no time left"))
             return False
