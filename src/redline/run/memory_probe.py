@@ -53,6 +53,7 @@ class Probe:
     evaluate: Line  # by states: a forward pass without gradients
     gradient: Line  # by samples of a batch, or of a micro-batch
     step: int  # a gradient step of a small batch: what the optimizer needs
+    convolutions: bool = False  # whether the network has any
 
 
 class LiveBytes(TorchDispatchMode):
@@ -143,6 +144,7 @@ def _measure_plan(plan: Plan) -> Probe:
         evaluate=_line(first, [evaluate for _, evaluate in states]),
         gradient=gradient,
         step=step,
+        convolutions=updates[0].convolutions,
     )
 
 
@@ -158,6 +160,7 @@ class _Update(NamedTuple):
     weights: int  # of the learner before it, without its buffers
     gradient: int  # at the peak of computing gradients
     step: int  # at the peak of the update
+    convolutions: bool
 
 
 def _measure_update(plan: Plan, samples: int) -> _Update:
@@ -183,8 +186,10 @@ def _measure_update(plan: Plan, samples: int) -> _Update:
         learner.within_memory = recorded  # type: ignore[method-assign]
         learner.update()
         gradient = max(peaks)
+    optimizer = getattr(learner, "optimizer", None)  # one from outside may have another
+    convolutions = any(p.dim() == 4 for p in getattr(optimizer, "parameters", ()))
     learner.close()
-    return _Update(max(0, live - games - sum(buffers.values())), gradient, step)
+    return _Update(max(0, live - games - sum(buffers.values())), gradient, step, convolutions)
 
 
 @torch.no_grad()
