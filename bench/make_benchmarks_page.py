@@ -382,10 +382,29 @@ def profile_overhead(file: Record) -> Iterator[Row]:
             yield Row(SPEED, f"{what}: sum of the stages over wall-clock", f"{row['stages_over_wall']:.4f}")
 
 
+def gpu_use(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/gpu_use.py wrote."""
+    for row in file["rows"]:
+        what = f"{row['env'].capitalize()} with {row['algo'].upper()}, as the bare command trains it"
+        speed, gpu = quantity(row["env_steps_per_second"]), row["gpu"]
+        yield Row(
+            SPEED, what, f"{speed} env-steps/s, GPU {gpu['use_percent']:.1f} % busy at {gpu['power_watts']:.0f} W"
+        )
+
+
+def memory(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/memory_estimates.py wrote."""
+    for row in file["rows"]:
+        result = f"{row['ratio']:.2f} of the measured {row['measured_bytes'] / 1e9:.1f} GB"
+        yield Row(SPEED, f"Memory estimated before training: {row['name']}", result)
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
     "tune-": tune,
+    "gpu-use-": gpu_use,
+    "memory-": memory,
     "precision-": precision,
     "profile-overhead-": profile_overhead,
 }
