@@ -48,19 +48,20 @@ def main() -> None:
     trials = {case: ChildTrial(Settings(*case, compile=compile, **common)) for case in CASES}
     record: dict[str, Any] = describe_machine(arguments.device) | {"rows": []}
     record["commit"] = arguments.commit or record["commit"]
-    lines = []
-    for (env, algo), trial in trials.items():
+    lines, ready = [], []
+    for case, trial in trials.items():  # none is measured while others compile or capture
         try:
             trial.wait_ready(started + arguments.ready_seconds - time.perf_counter())
-            row = {"env": env, "algo": algo} | measure(trial, arguments.seconds, device)
+            ready.append(case)
         except UserError as error:
-            lines.append(f"{env:7} {algo:4} {error}")
+            lines.append(f"{' '.join(case)}: {error}")
             trial.close()
-            continue
+    for case in ready:
+        row = dict(zip(("env", "algo"), case, strict=True)) | measure(trials[case], arguments.seconds, device)
+        trials[case].close()
         use = f"{row['gpu']['use_percent']:.1f} %" if row["gpu"] else "-"
-        lines.append(f"{env:7} {algo:4} {row['env_steps_per_second']:>10.3g} steps/s  GPU use {use}")
+        lines.append(f"{' '.join(case):12} {row['env_steps_per_second']:>10.3g} steps/s  GPU use {use}")
         record["rows"].append(row)
-        trial.close()
         if arguments.out:
             write_json(arguments.out, record)
     print("\n".join(lines))
