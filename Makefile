@@ -15,18 +15,21 @@ install: .venv/.installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Redline needs Python 3.11 or newer; set PYTHON=/path/to/python3."; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing Redline into .venv ..."
-	@$(PIP) -e .
+	@$(PIP) -e '.[web]'
 	@touch $@
 
+# The tests of the page drive Chromium; where it is missing, Debian's package is installed if that is allowed, else they are skipped.
 # The Mario emulator is built from source before Python 3.13; where that fails, its tests are skipped.
 .venv/.test-installed: .venv/.installed
 	@echo "Installing the test dependencies into .venv ..."
 	@$(PIP) -e '.[test]'
 	@$(PIP) -e '.[mario]' >/dev/null 2>&1 || echo "The mario extra does not install here: tests with the real emulator are skipped."
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get -qq install -y chromium >/dev/null 2>&1; } || echo "There is no Chromium here: tests in the browser are skipped."
 	@touch $@
 
 train: .venv/.installed
-	@$(BIN)/redline train snake
+	@$(BIN)/redline train snake --dashboard
 
 test: .venv/.test-installed lint
 	@$(BIN)/python $(PYTEST)

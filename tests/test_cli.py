@@ -138,7 +138,7 @@ def test_train_for_people(tmp_path: Path) -> None:
     assert re.search(r"Greedy score over 4 held-out games: [\d.]+ ± [\d.]+ \(best \d+, won [\d.]+ %\)", output.out)
     assert "Run folder: here\n" in output.out
     assert "redline eval here\n" in output.out
-    assert "redline watch here --terminal\n" in output.out
+    assert "redline watch here\n" in output.out
     told = output.out.splitlines()[-1]
     assert told.strip().startswith("continue:")
     assert told.endswith("--run-dir here --steps 192")
@@ -529,7 +529,11 @@ WRONG = {
     "train snake tetris": "redline train does not know what to do with 'tetris'",
     "eval": "redline eval needs RUN",
     "watch --terminal": "redline watch needs RUN",
-    "watch RUN": "redline watch needs --terminal (play here) or --gif FILE",
+    "watch RUN --port 99999": "port is 99999; expected 0 (any free one) to 65535.",
+    "watch RUN RUN --terminal": "--terminal and --gif show one run; name one",
+    "play": "redline play needs GAME",
+    "play gym:CartPole-v1": "gym:CartPole-v1 cannot be played by keys",
+    "play tetris --against RUN": "The agent in ",
     "doctor snake": "redline doctor does not know what to do with 'snake'",
     # impossible values
     "train snake --env.width 4 --env.height 4 --env.start-length 6": "env.start_length is 6; a snake on a 4x4 board",

@@ -13,7 +13,7 @@ from redline.oracles.tetris import Board, Oracle
 
 PIECES = "IOTSZJL"
 WIDTHS = {"I": (4, 1), "O": (2,), "T": (3, 2, 3, 2), "S": (3, 2), "Z": (3, 2), "J": (3, 2, 3, 2), "L": (3, 2, 3, 2)}
-MARKS = {"floor": ".", "settled": "#", "falling": "o", "landing": "-"}  # of PALETTE
+MARKS = {"floor": ".", "settled": "#", "landing": "-"} | dict.fromkeys("IOTSZJL", "o")  # of PALETTE
 KEYS = {"n": 0, "l": 1, "r": 2, "c": 3, "a": 4, "s": 5, "h": 6, "k": 7}  # a: against the clock, k: keep (hold)
 
 

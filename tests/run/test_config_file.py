@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redline.cli.command import COMMANDS
+from redline.cli.commands import train
 from redline.cli.parse import fold, merge_config, parse
 from redline.run.config_file import plan_to_toml, toml_value
 from redline.run.plan import Plan
@@ -52,7 +53,7 @@ def test_a_printed_config_names_every_option(tmp_path: Path) -> None:
     plan = plan_of("snake")
     text = plan_to_toml(plan)
     for option in COMMANDS.load("train").options():
-        if option.name not in ("config", "print_config", *ALGO_SHORTHANDS):
+        if option.name not in ("config", "print_config", *train.PAGE, *ALGO_SHORTHANDS):
             assert f"\n{option.name} = " in text or f"\n# {option.name} =" in text, option.name
     content = tomllib.loads(text)
     assert content["env"].keys() == vars(plan.rules.config).keys()

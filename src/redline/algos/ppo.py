@@ -193,8 +193,12 @@ class Policy(nn.Module):
         self.net = net
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.net(obs, legal)[0]
-        return logits
+        return self.with_value(obs, legal)[0]
+
+    def with_value(self, obs: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return logits (N, A) and the critic's values (N,) in units of reward."""
+        logits, value = self.net(obs, legal)
+        return logits, value
 
 
 def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from redline.core.registry import Registry, defines
-from redline.games._contract import Game, build, draw_cells
+from redline.games._contract import Controls, Game, build, draw_cells
 
-__all__ = ["Game", "build", "draw_cells", "failures", "load", "names", "registry", "validate"]
+__all__ = ["Controls", "Game", "build", "draw_cells", "failures", "load", "names", "registry", "validate"]
 
 registry: Registry[Game] = Registry("game", __name__, "redline.games", defines("step"), build)
 

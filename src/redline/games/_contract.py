@@ -6,7 +6,7 @@ import colorsys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redline.core.errors import UserError
 
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from redline.core.records import Events, Spec
 
 Palette = tuple[tuple[str, tuple[int, int, int]], ...]
+
+
+class Controls(NamedTuple):
+    """How a person plays a game by keys, on one level."""
+
+    keys: dict[str, int]  # name of a key, as browsers call it (KeyboardEvent.key) -> action
+    ticks: float  # steps per second
+    idle: int | None = (
+        None  # action of a step without a key; None: the last one again, and the first key starts the game
+    )
+    level_score: int = 0  # points that lead to the next level; 0: there is only one
+    agent_ticks: float = (
+        0.0  # steps per second of an opponent with other actions than these keys; 0: as many as `ticks`
+    )
+    options: dict[str, Any] = {}  # noqa: RUF012 (never changed): options of the game on this level
+
 
 REQUIRED = {  # member -> how the contract writes it
     "Config": "a frozen dataclass whose fields all have defaults",
@@ -67,6 +83,19 @@ class Game:
     legal: Callable[[Any, Any], Tensor] = field(repr=False)
     # cells(config, state) -> (N, H, W) uint8 indices into PALETTE: the board as a person sees it. None: cannot be drawn.
     cells: Callable[[Any, Any], Tensor] | None = field(default=None, repr=False)
+    # links(config, state) -> (N, H, W) uint8: the sides on which a cell continues into its neighbour (1 up, 2 right, 4 down,
+    # 8 left), and 16 times the side that it faces. Linked cells are drawn as one body, all others as discs.
+    links: Callable[[Any, Any], Tensor] | None = field(default=None, repr=False)
+    # paint(config, painted, before, after) -> (N, H, W): `cells` of the State `after`, with colours that a State does not
+    # keep carried over from `painted`, the picture of the State one step `before`.
+    paint: Callable[[Any, Tensor, Any, Any], Tensor] | None = field(default=None, repr=False)
+    # side_boards(config, state) -> title -> (N, h, w) uint8 indices into PALETTE: small boards shown beside the game.
+    side_boards: Callable[[Any, Any], dict[str, Tensor]] | None = field(default=None, repr=False)
+    # action_names(config) -> A words. Default: numbers.
+    action_names: Callable[[Any], tuple[str, ...]] | None = field(default=None, repr=False)
+    # controls(config, level from 1) -> Controls, or None where these options are not for people.
+    controls: Callable[[Any, int], Controls | None] | None = field(default=None, repr=False)
+    HUMAN: dict[str, Any] = field(default_factory=dict, repr=False)  # options with which people play
     VERSION: int = 1  # of the rules: raise it when the same seed and actions give another trajectory
     PALETTE: Palette = field(
         default_factory=default_palette, repr=False
@@ -92,7 +121,10 @@ def draw_cells(game: Game, config: Any, state: Any) -> Tensor:
     return game.cells(config, state)
 
 
-_OPTIONAL = ("legal", "cells", "VERSION", "PALETTE", "HIDDEN", "LIVE")
+_OPTIONAL = (
+    *("legal", "cells", "links", "paint", "side_boards", "action_names", "controls", "HUMAN"),
+    *("VERSION", "PALETTE", "HIDDEN", "LIVE"),
+)
 
 
 def from_module(name: str, module: Any) -> Game:

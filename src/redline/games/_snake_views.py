@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from redline.games._snake_grid import direction, row_column
+from redline.games._snake_grid import direction, mark_cell, row_column
 
 if TYPE_CHECKING:
     from redline.games.snake import Config, State
@@ -69,6 +69,18 @@ def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
 def mirrored(config: Config, state: State) -> Tensor:
     """Return (N,) bool: whether left and right are exchanged because the food lies to the left."""
     return (_food(config, state)[1] < 0) & (state.food >= 0)
+
+
+def body_links(config: Config, state: State) -> Tensor:
+    """Return (N, H, W) uint8: sides on which a cell of the body has its neighbours in the body, and the head's heading."""
+    ages = torch.nn.functional.pad(state.ages.to(torch.int32), (1, 1, 1, 1))  # a border of free cells
+    own = ages[:, 1:-1, 1:-1]
+    links = torch.zeros_like(own)
+    for side, beside in enumerate((ages[:, :-2, 1:-1], ages[:, 1:-1, 2:], ages[:, 2:, 1:-1], ages[:, 1:-1, :-2])):
+        linked = ((own - beside).abs() == 1) & (own > 0) & (beside > 0)
+        links = links | (linked.to(torch.int32) << side)
+    looks = (torch.full_like(state.heading, 16, dtype=torch.int32) << state.heading.to(torch.int32)).view(-1, 1, 1)
+    return torch.where(mark_cell(config, state.head), links | looks, links).to(torch.uint8)
 
 
 def planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:

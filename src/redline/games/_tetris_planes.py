@@ -24,14 +24,14 @@ def draw_planes(config: Config, state: State) -> Tensor:
     """
     cells, joined = grouping(config, state.x.device)
     word = torch.int32 if joined * config.width < 32 else torch.int64
-    pieces = _shown(config, state)
+    pieces = shown_pieces(config, state)
     planes: list[list[Tensor]] = [[], [], [], []]
     for i in range(joined):
         row = torch.arange(config.height - 1 - i, -1, -joined, dtype=torch.int32, device=state.x.device).unsqueeze(0)
         settled = torch.zeros_like(row)
         for column in range(config.width):
             settled = settled | (((state.columns[:, column].unsqueeze(1) >> row) & 1).to(torch.int32) << column)
-        drawn = (_union([_drawn(*piece, row) for piece in plane]) for plane in pieces)
+        drawn = (_union([row_bits(*piece, row) for piece in plane]) for plane in pieces)
         for plane, rows in zip(planes, (settled, *drawn), strict=True):
             plane.append(rows.to(word) << config.width * i if i else rows.to(word))
     boards = torch.stack([_union(plane) for plane in planes], 1)  # (N, 4, H / joined)
@@ -68,7 +68,7 @@ def _spread(bits: Tensor, cells: int) -> Tensor:
     return bytes_of(bits).to({1: torch.uint8, 2: torch.int16, 4: torch.int32}[cells])
 
 
-def _shown(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Tensor]], ...]:
+def shown_pieces(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Tensor]], ...]:
     """Return the pieces in the planes falling, landing and next: rows of bits, column and row, each (N,) int32."""
     kind, turn, x, y = (field.to(torch.int32) for field in (state.pieces[:, 0], state.turn, state.x, state.y))
     shape, width, _ = shape_of(kind, turn)
@@ -95,7 +95,7 @@ def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, 
     return rows_of(piece, none), x, config.height - height - below
 
 
-def _drawn(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
+def row_bits(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
     """Return rows of bits (N, H) of a piece with rows `lying` (N,) at column x and row y."""
     shift = 4 * (row - y.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)

@@ -20,9 +20,10 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec, where
 from redline.core.select import nth_cell, one_cell
+from redline.games._contract import Controls
 from redline.games._snake_grid import age_at, direction, distance, mark_cell, row_column
 from redline.games._snake_start import coiled, straight
-from redline.games._snake_views import centred, mirrored, planes_by_words, wrapped
+from redline.games._snake_views import body_links, centred, mirrored, planes_by_words, wrapped
 
 VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
@@ -32,6 +33,8 @@ PALETTE = (  # name and colour of each cell value
     ("head", (150, 230, 120)),
     ("food", (226, 74, 62)),
 )
+
+HUMAN = {"view": "planes"}  # options with which people play
 
 # Options that may change while training: they enter tensor arithmetic only.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
@@ -232,6 +235,28 @@ def cells(config: Config, state: State) -> Tensor:
     """Return the board as (N, H, W) uint8 indices into PALETTE."""
     board = torch.where(mark_cell(config, state.head), 2, (state.ages > 0).to(torch.uint8))
     return torch.where(mark_cell(config, state.food), 3, board).to(torch.uint8)
+
+
+def links(config: Config, state: State) -> Tensor:
+    """Return (N, H, W) uint8: the sides on which the body goes on (1 up, 2 right, 4 down, 8 left), 16 times where it looks."""
+    return body_links(config, state)
+
+
+def action_names(config: Config) -> tuple[str, ...]:
+    """Return directions on the board, or turns as seen from the head."""
+    if config.view == "planes":
+        return ("up", "right", "down", "left")
+    aside = ("away from food", "towards food") if config.view == "wrapped" else ("left", "right")
+    return (aside[0], "straight on", aside[1])
+
+
+def controls(config: Config, level: int) -> Controls | None:
+    """Return the arrow keys, where actions are directions on the board."""
+    if config.view != "planes":
+        return None
+    arrows = {"ArrowUp": 0, "ArrowRight": 1, "ArrowDown": 2, "ArrowLeft": 3}
+    letters = {"w": 0, "d": 1, "s": 2, "a": 3}
+    return Controls(arrows | letters, ticks=min(5.0 * 1.12 ** (level - 1), 16.0), level_score=8)
 
 
 def _turn(config: Config, state: State, action: Tensor) -> Tensor:

@@ -19,8 +19,11 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec
+from redline.games._contract import Controls
 from redline.games._tetris_board import draw_piece, shape_reward, spawn, starting_stack
-from redline.games._tetris_keys import press_key
+from redline.games._tetris_keys import KEYS, press_key
+from redline.games._tetris_paint import PALETTE as PALETTE
+from redline.games._tetris_paint import board_cells, paint_settled, small_boards
 from redline.games._tetris_placements import (
     FEATURES,
     afterstates,
@@ -36,12 +39,8 @@ from redline.games._tetrominoes import placements
 
 VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
-PALETTE = (  # name and colour of each cell value
-    ("floor", (24, 26, 32)),
-    ("settled", (86, 124, 190)),
-    ("falling", (236, 178, 70)),
-    ("landing", (72, 66, 54)),
-)
+# Options with which people play: keys, two next pieces, a piece on hold, and time to think.
+HUMAN = {"actions": "keys", "view": "planes", "previews": 2, "hold": True, "gravity": 20}
 
 
 @dataclass(frozen=True)
@@ -203,8 +202,33 @@ def legal(config: Config, state: State) -> Tensor:
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """Return the board as (N, H, W) uint8 indices into PALETTE."""
-    settled, falling, landing, _ = (plane > 0 for plane in draw_planes(config, state).unbind(1))
-    board = torch.where(landing, 3, 0)
-    board = torch.where(falling, 2, board)
-    return torch.where(settled, 1, board).to(torch.uint8)
+    """Return the board as (N, H, W) uint8 indices into PALETTE; settled cells have one colour, their piece is not kept."""
+    return board_cells(config, state)
+
+
+def paint(config: Config, painted: Tensor, before: State, after: State) -> Tensor:
+    """Return `cells` of the State `after`, with each settled cell in the colour of its piece."""
+    return paint_settled(config, painted, before, after)
+
+
+def side_boards(config: Config, state: State) -> dict[str, Tensor]:
+    """Return the next pieces and the one on hold."""
+    return small_boards(config, state)
+
+
+def action_names(config: Config) -> tuple[str, ...]:
+    """Return the keys; placements have numbers, since they mean another place for each piece."""
+    if config.actions == "keys":
+        return KEYS[: spec(config).num_actions]
+    return tuple(f"placement {number}" for number in range(1, 1 + num_placements(config)))
+
+
+def controls(config: Config, level: int) -> Controls | None:
+    """Return the keys, where a step is a key; pieces fall faster on each level."""
+    if config.actions != "keys":
+        return None
+    keys = {"ArrowLeft": 1, "ArrowRight": 2, "ArrowUp": 3, "x": 3, "z": 4, "ArrowDown": 5, " ": 6}
+    if config.hold:
+        keys["c"] = 7
+    gravity = max(1, round(20 * 0.8 ** (level - 1)))
+    return Controls(keys, ticks=25.0, idle=0, level_score=10, agent_ticks=1.0, options={"gravity": gravity})

@@ -110,24 +110,38 @@ def load_agent(run_dir: Path, device: str = "auto", trust: bool = False) -> Agen
 
     trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
     """
+    config, rules = open_run(run_dir, trust)
+    torch_device = hardware.pick_device(device)
+    checkpoint = Checkpoints(run_dir, check=check_weights).load(groups=("model",))
+    if checkpoint is None:
+        raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
+    return build_agent(run_dir, config, rules, checkpoint.tensors["model"], checkpoint.step, torch_device)
+
+
+def open_run(run_dir: Path, trust: bool = False) -> tuple[dict[str, Any], Rules]:
+    """Return config.json and environment of a run; UserError where it needs code that is missing or not trusted."""
     config = read_config(run_dir)
     check_trust(run_dir, config, trust)
     try:
         rules = make_rules(config["env"], config["env_options"], config.get("time_limit", 0))
-        algo = algos.load(config["algo"])
+        algos.load(config["algo"])
     except UnknownName as error:
         raise UserError(
             f"The run {run_dir} needs the game {config['env']} and the algorithm {config['algo']}, and one of them cannot be "
             "found from here; start in the folder it was trained from, or add that folder to PYTHONPATH."
         ) from error
-    torch_device = hardware.pick_device(device)
-    checkpoint = Checkpoints(run_dir, check=check_weights).load(groups=("model",))
-    if checkpoint is None:
-        raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
+    return config, rules
+
+
+def build_agent(
+    run_dir: Path, config: dict[str, Any], rules: Rules, model: dict[str, Tensor], env_steps: int, device: torch.device
+) -> Agent:
+    """Return the agent with the weights `model`, a checkpoint's group, trained with `env_steps`."""
+    algo = algos.load(config["algo"])
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{algo.group}.")
     try:
-        net = algo.policy_network(rules.game.spec(rules.config), algo_config, checkpoint.tensors["model"])
+        net = algo.policy_network(rules.game.spec(rules.config), algo_config, model)
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
-    return Agent(run_dir, config, rules, net.to(torch_device), torch_device, checkpoint.step)
+    return Agent(run_dir, config, rules, net.to(device), device, env_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run
 from redline.run.divergence import DivergenceGuard
 from redline.run.failure import TrainingFailed, training_failed
 from redline.run.fallback import save_elsewhere
+from redline.run.live_weights import LiveWeights
 from redline.run.manifest import FOLDER
 from redline.run.metrics_log import Metrics
 from redline.run.opening import finished_line, opening_lines
@@ -53,10 +54,16 @@ class Run:
     result: dict[str, Any]
 
 
-def train(settings: Settings, progress: Progress | None = None, signals: StopSignals | None = None) -> Run:
+def train(
+    settings: Settings,
+    progress: Progress | None = None,
+    signals: StopSignals | None = None,
+    on_folder: Callable[[Path], None] = lambda path: None,  # noqa: ARG005
+) -> Run:
     """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs.
 
     progress: where to show it; closed at the end. signals: those entered already, by a program that began with them.
+    on_folder: called with the run folder once it is chosen and locked.
     """
     with (
         progress or Progress(settings.env) as progress,
@@ -79,6 +86,7 @@ def train(settings: Settings, progress: Progress | None = None, signals: StopSig
         try:
             with RunLock(plan.run_dir, notify=progress.say) as lock:
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
+                on_folder(plan.run_dir)
                 return _train_within_memory(plan, lock, progress, signals)
         except Exception as error:
             if isinstance(error, UserError) and new_folder:
@@ -204,6 +212,7 @@ class Trainer:
             progress.say(f"Continuing {plan.run_dir} from {checkpoint.path.name} ({steps} steps).")
         wandb = plan.describe() if plan.settings.wandb else None
         self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say, wandb)
+        self.live_weights = LiveWeights(plan.run_dir)
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
@@ -341,6 +350,7 @@ class Trainer:
         self._score = record.get("score")
         self.last_score = record.get("score", self.last_score)
         self.metrics.write(record)
+        self.live_weights.publish(lambda: session.learner.state_dict()["model"], session.env_steps)
         done = self.budget.progress(*self._used())
         self.progress.show(record, done, seconds_left(done, self.clock.training))
         return record, seconds

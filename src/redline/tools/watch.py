@@ -82,24 +82,7 @@ def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 @torch.no_grad()
 def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     game: Any = rules.game
-    # pygame draws into memory here: it must neither greet on standard output nor look for a screen or a loudspeaker.
-    for name, value in (
-        ("PYGAME_HIDE_SUPPORT_PROMPT", "1"),
-        ("SDL_VIDEODRIVER", "dummy"),
-        ("SDL_AUDIODRIVER", "dummy"),
-    ):
-        os.environ.setdefault(name, value)
-    envs = GymEnvs(game, rules.config, 1, rules.time_limit)
-    metadata = envs.envs[0].metadata
-    if "rgb_array" not in {
-        *metadata.get("render_modes", ()),
-        *metadata.get("render.modes", ()),
-    }:  # new Gym's, old Gym's
-        envs.close()
-        raise _no_pictures(game.name)
-    camera = _Camera(game.make(rules.config, render_mode="rgb_array"), game.name)
-    envs.envs[0].close()
-    envs.envs = [camera]
+    envs, (camera,) = film(rules, 1)
     try:
         envs.reset(seed)
         frames, begins = game.spec(rules.config).frames, torch.ones(1, dtype=torch.bool)
@@ -121,7 +104,32 @@ def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
         envs.close()
 
 
-class _Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
+def film(rules: Rules, count: int) -> tuple[GymEnvs, list[Camera]]:
+    """Return `count` CPU environments that render a picture at every reset and step; UserError where they cannot."""
+    game: Any = rules.game
+    # pygame draws into memory here: it must neither greet on standard output nor look for a screen or a loudspeaker.
+    for name, value in (
+        ("PYGAME_HIDE_SUPPORT_PROMPT", "1"),
+        ("SDL_VIDEODRIVER", "dummy"),
+        ("SDL_AUDIODRIVER", "dummy"),
+    ):
+        os.environ.setdefault(name, value)
+    envs = GymEnvs(game, rules.config, count, rules.time_limit)
+    metadata = envs.envs[0].metadata
+    if "rgb_array" not in {
+        *metadata.get("render_modes", ()),
+        *metadata.get("render.modes", ()),
+    }:  # new Gym's, old Gym's
+        envs.close()
+        raise _no_pictures(game.name)
+    for env in envs.envs:
+        env.close()
+    cameras = [Camera(game.make(rules.config, render_mode="rgb_array"), game.name) for _ in range(count)]
+    envs.envs = list(cameras)
+    return envs, cameras
+
+
+class Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps a picture of every reset and step, because an environment is reset in the step that ends its episode."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:

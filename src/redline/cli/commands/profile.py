@@ -18,7 +18,7 @@ from redline.run.settings import from_words
 # Options of `redline train` that a profile does not take: budgets, files and evaluation.
 _NOT_HERE = (
     *("steps", "episodes", "minutes", "run_dir", "resume", "checkpoint_minutes", "eval_episodes", "tensorboard"),
-    *("wandb", "config", "print_config"),
+    *("wandb", "config", "print_config", "dashboard", "dashboard_host", "dashboard_port"),
 )
 
 

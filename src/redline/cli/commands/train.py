@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from redline.cli import catalog, schema, streams
 from redline.cli.command import Command, Request, show_progress
+from redline.cli.page import check_port, web_extra
 from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
 from redline.core.errors import StorageError
 from redline.run.options import parse_value
 from redline.run.run_folder import check_writable, to_stderr
-from redline.run.settings import from_words
+from redline.run.settings import Settings, from_words
 from redline.run.signals import StopSignals
 
 _GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
+PAGE = ("dashboard", "dashboard_host", "dashboard_port")  # options that are no settings of the run
 _BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
 
 
 def options() -> tuple[Option, ...]:
-    """Return the general options: the settings of a run, --config and --print-config."""
+    """Return the general options: the settings of a run, --config, --print-config and --dashboard."""
     settings = schema.read_options("redline.run.settings", "Settings")
     config = Option(
         "config", str | None, None, "TOML file with any of these options; tables [env] and [ALGO] hold theirs"
@@ -32,7 +36,12 @@ def options() -> tuple[Option, ...]:
     print_config = Option(
         "print_config", bool, False, "print all settings of this command as such a file; train nothing"
     )
-    return (*(option for option in settings if option.name not in _GROUPS), config, print_config)
+    dashboard = Option("dashboard", bool, False, "serve a page with games and curves of this run; prints its address")
+    host = Option(
+        "dashboard_host", str, "127.0.0.1", "address of that page; with another one it needs the token printed"
+    )
+    port = Option("dashboard_port", int | None, None, "port of that page; default: the first free one from 8750 on")
+    return (*(option for option in settings if option.name not in _GROUPS), config, print_config, dashboard, host, port)
 
 
 def target(request: Request) -> tuple[str, str]:
@@ -51,14 +60,21 @@ def run(request: Request) -> int:
     merged = merge_config("train", COMMAND, request)
     if parse_value(bool, str(merged.options.pop("print_config", False)), "print_config"):
         return print_config(merged)
-    settings = from_words(merged.arguments[0], fold(merged.options))
-    settings.check()
+    page, settings = dashboard_options(merged.options), read_settings(merged)
     check_writable(Path(settings.run_dir or "runs"))  # before torch is loaded, which takes seconds
     progress = show_progress(settings.env)
-    with progress, StopSignals(progress.say, settings.grace, progress.close, ends_process=True) as signals:
+    with ExitStack() as stack:
+        stack.enter_context(progress)
+        signals = stack.enter_context(StopSignals(progress.say, settings.grace, progress.close, ends_process=True))
         from redline.run.train import EXIT_CODES, train
 
-        result = train(settings, progress, signals).result
+        def open_dashboard(run_dir: Path) -> None:
+            if page:
+                from redline.web.dashboard import Dashboard
+
+                stack.callback(Dashboard(run_dir, *page, progress.say).close)
+
+        result = train(settings, progress, signals, open_dashboard).result
         code = EXIT_CODES.get(result["stopped_by"], 0)
         try:
             if request.json:
@@ -71,10 +87,30 @@ def run(request: Request) -> int:
     return code
 
 
+def read_settings(request: Request) -> Settings:
+    """Return the settings of the run that a request asks for."""
+    settings = from_words(request.arguments[0], fold({k: v for k, v in request.options.items() if k not in PAGE}))
+    settings.check()
+    return settings
+
+
+def dashboard_options(options: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """Return host and port of the dashboard, None if none is wanted."""
+    if not parse_value(bool, str(options.get("dashboard", False)), "dashboard"):
+        return None
+    with web_extra("--dashboard"):
+        for name in ("starlette", "uvicorn", "websockets"):
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(name=name)
+    word = options.get("dashboard_port")
+    port = None if word is None else parse_value(int, str(word), "dashboard_port")
+    check_port(port)
+    return str(options.get("dashboard_host", "127.0.0.1")), port
+
+
 def print_config(request: Request) -> int:
     """Print the plan of a request as TOML, or with --json as config.json records it."""
-    settings = from_words(request.arguments[0], fold(request.options))
-    settings.check()
+    settings = read_settings(request)
     with show_progress(settings.env) as progress:
         from redline.run.config_file import plan_to_toml
         from redline.run.thread_choice import decide
@@ -114,12 +150,13 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
         budget = {"minutes": f"{2 * minutes:g}"} if minutes else {"steps": 2 * steps}
         repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
     program, run_dir = _program(), result["run"]
+    in_terminal = "" if importlib.util.find_spec("starlette") else " --terminal"  # without the extra `web`
     return "\n".join(
         [
             *lines,
             f"Run folder: {run_dir}",
             f"  evaluate:  {program} eval {shlex.quote(run_dir)}",
-            f"  watch:     {why_not_drawn(rules) or f'{program} watch {shlex.quote(run_dir)} --terminal'}",
+            f"  watch:     {why_not_drawn(rules) or f'{program} watch {shlex.quote(run_dir)}{in_terminal}'}",
             f"  continue:  {program} train {shlex.join([result['env'], *_words(repeated)])}",
         ]
     )

@@ -1,4 +1,4 @@
-"""`redline watch RUN`: show a trained agent play, in the terminal or as a GIF."""
+"""`redline watch RUN...`: show trained agents play, in the browser, in the terminal or as a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.cli.command import Command, Request, check_least, options_of, show_progress
+from redline.cli.page import check_port, serve_page, web_extra
 from redline.core.errors import UserError
 from redline.run.run_folder import read_config
 
@@ -17,6 +18,9 @@ class WatchOptions:
 
     terminal: bool = False  # play in this terminal
     gif: str | None = None  # write an animation to this file, NAME.gif
+    host: str = "127.0.0.1"  # address of the page; others than this machine then need the token that is printed
+    port: int | None = None  # port of the page; default: the first free one from 8750 on
+    wall: int = 12  # games of each run on the page
     seed: int = 0  # which held-out game
     games: int = 1  # games to play one after the other, in the terminal
     fps: float = 12.0  # steps shown per second
@@ -25,22 +29,38 @@ class WatchOptions:
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
     def __post_init__(self) -> None:
-        check_least(self, seed=0, games=1, max_steps=1)
+        check_least(self, seed=0, games=1, max_steps=1, wall=1)
+        check_port(self.port)
+        if self.wall > 64:
+            raise UserError(f"wall is {self.wall}; expected at most 64 games.")
         if self.fps <= 0:
             raise UserError(f"fps is {self.fps:g}; expected more than 0 frames per second.")
 
 
 def run(request: Request) -> int:
-    """Play in the terminal, into a GIF, or both."""
+    """Serve the page, or play in the terminal, into a file, or both."""
     options = request.build(WatchOptions)
-    if not options.terminal and not options.gif:
-        raise UserError("redline watch needs --terminal (play here) or --gif FILE (write an animation).")
+    folders = [Path(word) for word in request.arguments]
+    for folder in folders:
+        read_config(folder)
+    if options.terminal or options.gif:
+        return play_here(request, options, folders)
+    with web_extra("redline watch"):
+        from redline.web.watch_page import WatchPage
+
+        page = WatchPage(folders, min(options.wall, 64 // len(folders) or 1), options.trust, options.seed)
+    return serve_page(page, options.host, options.port, request.json)
+
+
+def play_here(request: Request, options: WatchOptions, folders: list[Path]) -> int:
+    """Play one run in the terminal, into a GIF, or both."""
+    if len(folders) > 1:
+        raise UserError("--terminal and --gif show one run; name one, or leave them out for the page in the browser.")
     if options.gif and Path(options.gif).suffix.lower() != ".gif":
         raise UserError(f"gif is '{options.gif}'; watch writes GIF files only: give a name that ends in .gif.")
-    if options.gif and not (folder := Path(options.gif).parent).is_dir():
-        raise UserError(f"gif is '{options.gif}', but there is no folder {folder}; create it first.")
-    folder = Path(request.arguments[0])
-    read_config(folder)
+    if options.gif and not (target := Path(options.gif).parent).is_dir():
+        raise UserError(f"gif is '{options.gif}', but there is no folder {target}; create it first.")
+    folder = folders[0]
     with show_progress(str(folder), erase=True) as progress:
         from redline.run.agent import load_agent
         from redline.run.evaluate import HELD_OUT
@@ -64,5 +84,9 @@ def run(request: Request) -> int:
 
 
 COMMAND = Command(
-    "show a trained agent play, in the terminal or as a GIF", run, "RUN", options_of(WatchOptions), position=3
+    "show agents play: in the browser, in the terminal, or as a GIF",
+    run,
+    "RUN [RUN ...]",
+    options_of(WatchOptions),
+    position=3,
 )

@@ -1,0 +1,86 @@
+"""The page of a run in training: a process of its own beside the training process, which never waits for it.
+
+    python -m redline.web.dashboard '{"run": "runs/a", "host": "127.0.0.1", "port": null}'
+
+It prints its address, or why there is none, as the first line, and ends when its standard input closes: with the process
+that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from redline.core.errors import UserError
+
+_NICE = 10  # gives way to training; the player gives way even more
+
+
+class Dashboard:
+    """The training process's side: starts the server process and ends it."""
+
+    def __init__(self, run_dir: Path, host: str, port: int | None, say: Callable[[str], None]) -> None:
+        """say: receives a line with the address once the server listens, or the reason why it does not."""
+        job = {"run": str(run_dir), "host": host, "port": port}
+        paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "redline.web.dashboard", json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | paths,
+            start_new_session=True,  # Ctrl-C is for training, which closes the page at its end
+        )
+        threading.Thread(target=self._report, args=(say,), daemon=True).start()
+
+    def _report(self, say: Callable[[str], None]) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        say(line or "The dashboard did not start; training goes on without it.")
+
+    def close(self) -> None:
+        """End the server."""
+        with contextlib.suppress(OSError):
+            if self.process.stdin:
+                self.process.stdin.close()
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def main() -> None:
+    """Serve the page of one run until standard input closes."""
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICE)
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    from redline.web.serve import serve
+    from redline.web.watch_page import WatchPage
+
+    page = WatchPage([Path(job["run"])], lazy=True)
+    try:
+        serve(page, job["host"], job["port"], lambda address: print(f"Dashboard: {address}", flush=True))
+    except UserError as error:
+        print(f"No dashboard: {error}", flush=True)
+    finally:
+        page.close()
+
+
+if __name__ == "__main__":
+    main()
