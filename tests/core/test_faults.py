@@ -54,6 +54,14 @@ def test_rules() -> None:
     faults.reach("save")
 
 
+def test_a_rule_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_START", time.monotonic())
+    faults.arm("nan@gradient:+30s")
+    assert not faults.reach("gradient")
+    monkeypatch.setattr(faults, "_START", time.monotonic() - 31)
+    assert [faults.reach("gradient") for _ in range(3)] == [True, False, False]
+
+
 def test_actions(capsys: pytest.CaptureFixture[str]) -> None:
     faults.arm("oom@gradient:1,full@log:1,sigusr1@update:1,nan@weights:2")
     with pytest.raises(torch.OutOfMemoryError):
@@ -93,6 +101,7 @@ def test_data_is_spoiled_in_place() -> None:
         "slow@save:2",
         "nan@save",
         "hang@save:1s",
+        "kill@save:+s",
     ],
 )
 def test_wrong_rules(rule: str) -> None:
