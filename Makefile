@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: install train test test-fast lint bench docs gpu-test clean
+.PHONY: install train test test-fast lint bench docs soak gpu-test clean
 
 install: .venv/.installed
 
@@ -51,6 +51,10 @@ bench: .venv/.test-installed
 docs: .venv/.installed
 	@$(BIN)/python bench/make_benchmarks_page.py
 	@$(BIN)/python bench/make_reliability_page.py
+
+# Half an hour of training with a fault every 20 to 40 seconds; SOAK="--minutes 5" for less.
+soak: .venv/.installed
+	@$(BIN)/python bench/soak.py $(SOAK)
 
 # On a machine with a GPU and its own torch: uses the interpreter as it is, installs nothing.
 # Each worker compiles by itself: with as many workers as cores, the compiler's own processes only get in their way.

@@ -54,12 +54,13 @@ def test_rules() -> None:
     faults.reach("save")
 
 
-def test_a_rule_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_START", time.monotonic())
-    faults.arm("nan@gradient:+30s")
+def test_a_rule_that_waits_for_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "now"
+    faults.arm(f"nan@gradient:{file}")
     assert not faults.reach("gradient")
-    monkeypatch.setattr(faults, "_START", time.monotonic() - 31)
+    file.touch()
     assert [faults.reach("gradient") for _ in range(3)] == [True, False, False]
+    assert not file.exists()
 
 
 def test_actions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +102,7 @@ def test_data_is_spoiled_in_place() -> None:
         "slow@save:2",
         "nan@save",
         "hang@save:1s",
-        "kill@save:+s",
+        "kill@save:file",
     ],
 )
 def test_wrong_rules(rule: str) -> None:

@@ -2,8 +2,8 @@
 
     REDLINE_FAULT="kill@save.manifest:3,raise@env.step:100,slow@save:2s,nan@gradient:5"
 
-A rule is ACTION@PHASE, and acts each time the phase is reached. With `:N` it acts the N-th time only, with `:+30s` once, as
-soon as the process is so old. Each process counts for itself; actors read the variable too. Actions:
+A rule is ACTION@PHASE, and acts each time the phase is reached. With `:N` it acts the N-th time only; with `:/PATH` when that
+file exists, which the first process to act removes. Each process counts for itself; actors read the variable too. Actions:
 
     kill     end the process with SIGKILL         raise    raise InjectedFault
     sigterm  send the process SIGTERM; likewise   oom      run out of memory
@@ -87,11 +87,10 @@ BLOCK_PHASES = tuple(phase for phase in PHASES if phase.startswith("blocks."))
 # Phases with data that `nan` can spoil: there `reach` returns True and the caller does it.
 _DATA_PHASES = (Phase.GRADIENT, Phase.WEIGHTS, Phase.ENV_OBS, Phase.ENV_REWARD)
 
-_START = time.monotonic()
 _SIGNALS = {"kill": "SIGKILL", "sigterm": "SIGTERM", "sigint": "SIGINT", "sighup": "SIGHUP", "sigusr1": "SIGUSR1"}
 _ACTIONS = (*_SIGNALS, "raise", "oom", "full", "hang", "nan")
 _RULE = re.compile(
-    rf"(?P<action>{'|'.join(_ACTIONS)})@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*)|:\+(?P<after>\d+(\.\d+)?)s)?"
+    rf"(?P<action>{'|'.join(_ACTIONS)})@(?P<phase>[\w.]+)(:(?P<nth>[1-9]\d*)|:(?P<file>/.+))?"
     r"|slow@(?P<slow_phase>[\w.]+):(?P<seconds>\d+(\.\d+)?)s"
 )
 
@@ -106,17 +105,18 @@ class _Rule:
     phase: str
     nth: int | None = None  # act only the n-th time; None: every time
     seconds: float = 0.0  # to sleep
-    after: float | None = None  # act only once, when the process is at least so many seconds old
+    file: str | None = None  # act only when it exists, and remove it
     reached: int = 0
 
     def acts(self) -> bool:
         """Whether to act now that the phase is reached."""
-        if self.after is None:
+        if self.file is None:
             return self.nth in (None, self.reached)
-        due = time.monotonic() - _START >= self.after
-        if due:
-            self.after = math.inf
-        return due
+        try:
+            os.unlink(self.file)
+        except OSError:
+            return False
+        return True
 
 
 def parse(text: str) -> list[_Rule]:
@@ -126,8 +126,8 @@ def parse(text: str) -> list[_Rule]:
         match = _RULE.fullmatch(part)
         if match is None:
             raise UserError(
-                f"REDLINE_FAULT has the rule '{part}'; expected ACTION@PHASE with :N for the N-th time only or :+30s for the "
-                f"first time after 30 seconds, or slow@PHASE:2.5s. Actions: {', '.join(_ACTIONS)}."
+                f"REDLINE_FAULT has the rule '{part}'; expected ACTION@PHASE with :N for the N-th time only or :/PATH for "
+                f"when that file exists, or slow@PHASE:2.5s. Actions: {', '.join(_ACTIONS)}."
             )
         action, phase = match["action"] or "slow", match["phase"] or match["slow_phase"]
         # A typing mistake must not become a test that cannot fail.
@@ -139,8 +139,7 @@ def parse(text: str) -> list[_Rule]:
         if action == "nan" and phase not in _DATA_PHASES:
             raise UserError(f"REDLINE_FAULT has the rule '{part}'; nan is for {', '.join(_DATA_PHASES)}.")
         nth = int(match["nth"]) if match["nth"] else None
-        after = float(match["after"]) if match["after"] else None
-        rules.append(_Rule(action, phase, nth, float(match["seconds"] or 0), after))
+        rules.append(_Rule(action, phase, nth, float(match["seconds"] or 0), match["file"]))
     return rules
 
 
