@@ -306,7 +306,7 @@ def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkey
 
 @pytest.mark.fault("C4")
 def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.collect.actor_supervisor._STORM", 2)
+    monkeypatch.setattr("redline.collect.restart_budget.STORM", 2)
     monkeypatch.setenv("FAULTY", "exit")
     session = collecting(inference="actors", env_options={"restarts": 100}, **REMEMBERS)
     with pytest.raises(ActorsLost, match="2 times within 60 seconds"):

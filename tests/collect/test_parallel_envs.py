@@ -104,7 +104,7 @@ FAILURES = {
     "raise": (UserError, "ArithmeticError: the emulator is on fire"),
     "exit": (UserError, r"environments 0 to 1, ended with exit status 7"),
     "kill": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
-    "nan": (UserError, r"Faulty-v0 gave the observation .*nan.* in step 2 of an episode"),
+    "nan": (UserError, r"returned nan as its observation\[2\] in step 2 of an episode"),
     "hang": (UserError, r"hung for more than 0\.5 seconds \(--env\.timeout\)"),
     "helper": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
 }

@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Any, Any, float, str]] = {
         "int64 of shape .* from 256 to 256, but its observation_space is uint8",
     ),
     "Words": (FLOATS, np.array(["a", "b", "c"]), 0, "but its observation_space is float32"),
-    "Nan": (FLOATS, np.array([0, np.nan, 0], np.float32), 0, r"observation \[0.0, nan, 0.0\] in step 3 of an episode"),
+    "Nan": (FLOATS, np.array([0, np.nan, 0], np.float32), 0, r"nan as its observation\[1\] in step 3 of"),
     "NanReward": (FLOATS, np.zeros(3, np.float32), np.nan, "reward nan in step 3 of an episode"),
 }
 for _name, (_space, _shown, _reward, _) in WRONG.items():
@@ -257,7 +257,6 @@ RIGHT_ENOUGH: dict[str, tuple[Any, Any]] = {
     "List": (FLOATS, [0.5, 0.5, 0.5]),
     "Whole": (FLOATS, np.array([1, 0, -1])),
     "Beyond": (FLOATS, np.array([2, 0, -3], np.float32)),
-    "Infinite": (FLOATS, np.array([np.inf, -np.inf, 0], np.float32)),
     "LongBytes": (IMAGE, np.full((6, 5, 3), 255)),
 }
 for _name, (_space, _shown) in RIGHT_ENOUGH.items():

@@ -220,7 +220,7 @@ gymnasium.register("ToyFaulty-v0", Faulty, disable_env_checker=True, order_enfor
         ({"where": "step"}, r"gym:ToyFaulty-v0 failed in its first step: ZeroDivisionError: division by zero \("),
         ({"where": "tuple"}, "gym:ToyFaulty-v0 returned 4 values from step, the last of them of type bool; expected obs"),
         ({"where": "step", "time": 2}, r"failed in step \(environment 0\): ZeroDivisionError: division by zero"),
-        ({"where": "tuple", "time": 2}, "gym:ToyFaulty-v0 returned 4 values from step; expected observation, reward"),
+        ({"where": "tuple", "time": 2}, r"gym:ToyFaulty-v0 \(environment 0\) returned 4 values from step; expected obs"),
     ],
 )  # fmt: skip
 def test_failures_name_the_environment_in_one_sentence(kwargs: dict[str, Any], message: str) -> None:

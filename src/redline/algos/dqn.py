@@ -277,6 +277,9 @@ class Learner(learner.Learner):
         """Resume with the memory that was loaded. Return False if it is empty."""
         return self.memory.loaded()
 
+    def forget(self, lost: Tensor) -> None:
+        self.memory.forget(lost)
+
     def interrupt(self) -> bool:
         """Mark the newest transitions as the last of their episodes."""
         return self.memory.interrupt()

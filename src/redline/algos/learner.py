@@ -222,6 +222,12 @@ class Learner(ABC):
         """
         return True
 
+    def forget(self, lost: Tensor) -> None:  # noqa: B027 (optional)
+        """Learn nothing from the newest transition where lost (N,) bool: the environment failed, its outcome is unknown.
+
+        It was ingested as a truncation without reward in the state that the action was taken in. Called on the host.
+        """
+
     def clear(self) -> None:  # noqa: B027 (optional)
         """Discard all experience collected so far."""
 

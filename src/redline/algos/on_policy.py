@@ -194,6 +194,9 @@ class OnPolicyLearner(Learner):
         """Write the outcome of the actions to the rollout."""
         self.rollout.write_step(transition.step)
 
+    def forget(self, lost: Tensor) -> None:
+        self.rollout.forget(lost, self.predictions)
+
     # ---------------------------------------------------------------------------------------------------------- learning
 
     def update(self) -> None:

@@ -90,6 +90,17 @@ class RolloutBuffer:
         self.truncations += step.truncated
         self.row.copy_((self.row + 1) % self.rollout_steps)
 
+    def forget(self, lost: Tensor, predictions: Tensor) -> None:
+        """Make the newest row, written as truncated, teach nothing where lost (N,) bool: its return is the prediction.
+
+        predictions (T * N,) are those of the values of all samples.
+        """
+        newest = (self.row - 1) % self.rollout_steps
+        index = newest * self.num_envs + torch.arange(self.num_envs, device=lost.device)
+        self.reward.index_copy_(0, index, torch.where(lost, predictions[index], self.reward[index]))
+        self.truncated.index_copy_(0, index, self.truncated[index] & ~lost)  # `done` stays: nothing follows
+        self.truncations -= lost.to(torch.int64)
+
     def steps(self, samples: Tensor) -> Tensor:
         """Return a view (T, N) of samples (T * N,)."""
         return samples.view(self.rollout_steps, self.num_envs)

@@ -288,8 +288,10 @@ class ActorCollector(CPUCollector):
             "actor_busy": float(np.mean([busy / max(busy + wait, 1) for busy, wait in spent])),
             "learner_wait": self.staging.wait_ns / 1e9 / seconds,
             "reader_ms": self.staging.move_ns / 1e6 / (rows * self.num_envs / 1000),  # to move 1,000 transitions
-            "restarts": float(self.supervisor.failures if self.supervisor else 0),
+            "restarts": float(self.supervisor.budget.failures if self.supervisor else 0),
         }
+        if self.rules.config.nonfinite == "mask":
+            metrics["masked_values"] = float(sum(status.masked for status in self.shared.statuses))
         self._reset_metrics()
         return metrics
 

@@ -16,9 +16,15 @@ import traceback
 from typing import Any, NamedTuple
 
 from redline.collect.actor_job import ActorJob
-from redline.collect.child_process import die_with_parent, ignore_interrupts
+from redline.collect.child_process import (
+    EXIT_CANNOT_START,
+    EXIT_INVALID_STEP,
+    EXIT_RAISED,
+    EXIT_SPEC_MISMATCH,
+    die_with_parent,
+    ignore_interrupts,
+)
 
-EXIT_CANNOT_START, EXIT_SPEC_MISMATCH = 3, 4  # the environment cannot be made here; it has another spec here
 _NICE = 10
 
 
@@ -35,7 +41,7 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks where it hangs
     from redline.collect.row_format import SpecMismatch
-    from redline.core.errors import EnvFailure, UserError
+    from redline.core.errors import InvalidStep, UserError
     from redline.core.faults import reach
 
     try:
@@ -43,21 +49,25 @@ def main() -> int:
     except SpecMismatch as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_SPEC_MISMATCH
-    except EnvFailure:  # the next attempt may succeed: the supervisor starts another process
-        traceback.print_exc()
-        return 1
+    except InvalidStep as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_INVALID_STEP
     except (UserError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     except Exception:
         traceback.print_exc()
-        return 1
+        return EXIT_RAISED
     try:
+        actor.status.enter(actor.ActorState.NEEDS_ROOM)  # its environments are made
         reach("actor")
         actor.run()
+    except InvalidStep as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_INVALID_STEP
     except Exception:
         traceback.print_exc()
-        return 1
+        return EXIT_RAISED
     actor.close()
     return 0
 
@@ -109,7 +119,7 @@ class _Actor:
         self.groups = []
         for group in job.groups:
             envs = GymEnvs(rules.game, rules.config, group.num_envs, rules.time_limit, job.backplay, job.backplay_steps)
-            envs.current_env = self.status.current_env
+            envs.activity = self.status.activity
             envs.reset(job.seed, job.number, group.first)
             ring = SharedRing(memory, group.ring_offset, SharedRingSpec.from_json(group.ring_spec))
             env_index = torch.arange(group.first, group.first + group.num_envs)
@@ -205,6 +215,8 @@ class _Actor:
         group.ring.commit()
         status.steps += len(group.episode_start)
         status.episodes += int(envs.episode_over.sum())
+        if envs.masked:
+            status.masked = sum(other.envs.masked for other in self.groups)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class _Number:
         status.numbers[self.place] = value
 
 
-_BUSY, _WAIT, _STATE, _ENV_INDEX = 4, 5, 6, 7  # places of numbers
+_BUSY, _WAIT, _STATE, _ENV_INDEX, _CALLS, _MASKED = range(4, 10)  # places of numbers
 
 
 class ActorStatus:
@@ -48,12 +48,13 @@ class ActorStatus:
     busy_ns = _Number(_BUSY)
     wait_ns = _Number(_WAIT)
     env_index = _Number(_ENV_INDEX)  # environment being stepped, or stepped last
+    masked = _Number(_MASKED)  # rewards and observations that were masked
 
     def __init__(self, memory: Memory, offset: int, num_envs: int) -> None:
         views = self.layout(num_envs).views(memory, offset)
         self.numbers = views["numbers"].data
         self._action_counts, self._actions = views["action_counts"], views["actions"]
-        self.current_env = self.numbers[_ENV_INDEX : _ENV_INDEX + 1]  # `env_index` as a view, for GymEnvs to write
+        self.activity = self.numbers[_ENV_INDEX : _CALLS + 1]  # for GymEnvs to write, see `env_activity`
 
     @staticmethod
     def layout(num_envs: int) -> SharedLayout:

@@ -13,31 +13,34 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from redline.collect.actor_job import ActorJob
-from redline.collect.actor_process import EXIT_CANNOT_START, EXIT_SPEC_MISMATCH
 from redline.collect.actor_status import ActorState, ActorStatus
 from redline.collect.child_process import (
+    EXIT_CANNOT_START,
+    EXIT_INVALID_STEP,
+    EXIT_RAISED,
+    EXIT_SPEC_MISMATCH,
     GRACE_SECONDS,
     START_SECONDS,
     CannotStart,
     child_environment,
     describe_exit,
 )
+from redline.collect.restart_budget import RestartBudget
 from redline.collect.shared_ring import SharedRing
-from redline.core.errors import UserError
+from redline.core.errors import EnvsLost, UserError
 from redline.envs.gym_envs import env_seeds
 
 _POLL_SECONDS = 0.1
-_STORM, _STORM_SECONDS = 5, 60.0  # so many failures of one actor within this time stop the run
 _LOG_TAIL = 2_000  # characters of the actor log that are reported
 _LOG_BYTES = 1 << 20  # length at which an actor log is emptied
 _NUMBER_STEP = 1_000_003  # added to a job's `number` so that a replacement plays other episodes
 
 
-class ActorsLost(Exception):
+class ActorsLost(EnvsLost):
     """Actors failed too often: describes the last failure and the limit that was reached."""
 
 
@@ -50,9 +53,9 @@ class ActorHandle:
     rings: Sequence[SharedRing]
     log: IO[bytes]
     process: subprocess.Popen[bytes] | None = None
-    failure_times: list[float] = field(default_factory=list)
     position: tuple[int, int] = (-1, -1)  # steps and environment when it was last polled
     moved: float = 0.0  # time at which the position last changed
+    told_masks: bool = False  # the user knows that it masks values
 
 
 class ActorSupervisor:
@@ -74,9 +77,9 @@ class ActorSupervisor:
         `on_break` is called, with `lock` held, for each ring whose next row does not continue the one before. The inference
         server holds the lock while it serves actors.
         """
-        self.timeout, self.restarts, self.notify = timeout, restarts, notify
+        self.timeout, self.notify = timeout, notify
         self.on_break, self.lock = on_break, lock
-        self.failures = 0
+        self.budget = RestartBudget(restarts, "actor")
         self.lost: ActorsLost | None = None
         self.closing = threading.Event()
         self.actors = [
@@ -156,11 +159,28 @@ class ActorSupervisor:
                 and time.monotonic() < deadline
             ):
                 time.sleep(0.01)
-            log = self._log_tail(actor) or "nothing"
-            if actor.process.poll() == EXIT_CANNOT_START:
-                raise CannotStart(log.splitlines()[-1])
-            if actor.process.poll() == EXIT_SPEC_MISMATCH:
-                raise UserError(f"{self._name(actor)}: {log.splitlines()[-1]}")
+            if actor.status.state is ActorState.STARTING:
+                self._cannot_start(actor)
+
+    def _cannot_start(self, actor: ActorHandle) -> None:
+        """Raise for an actor that ended or hung before it had made its environments: the next would do the same.
+
+        CannotStart where this process may make them instead; UserError where that could end this process as well.
+        """
+        assert actor.process
+        status = actor.process.poll()
+        last_line = (self._log_tail(actor) or "nothing").splitlines()[-1]
+        if status in (EXIT_RAISED, EXIT_CANNOT_START):
+            raise CannotStart(last_line)
+        if status in (EXIT_SPEC_MISMATCH, EXIT_INVALID_STEP):
+            raise UserError(f"{self._name(actor)}: {last_line}")
+        failure = f"hung for more than {START_SECONDS + self.timeout:g} seconds"
+        if status is None:
+            self._kill_hung(actor)
+        else:
+            failure = describe_exit(status)
+        log = self._log_tail(actor)
+        raise UserError(f"{self._name(actor)} {failure} while it made its environments.{chr(10) + log if log else ''}")
 
     def _watch(self) -> None:
         while not self.closing.wait(_POLL_SECONDS):
@@ -177,8 +197,12 @@ class ActorSupervisor:
         assert actor.process
         status = actor.process.poll()
         if status is not None:
-            self._replace(actor, describe_exit(status))
+            self._replace(actor, describe_exit(status), status != EXIT_INVALID_STEP)
             return
+        if actor.status.masked and not actor.told_masks:
+            actor.told_masks = True
+            lines = [line for line in self._log_tail(actor).splitlines() if "are masked:" in line]
+            self.notify(f"{self._name(actor)}: {lines[-1] if lines else 'values are masked.'}")
         if os.fstat(actor.log.fileno()).st_size > _LOG_BYTES:
             actor.log.truncate(0)
         state, seconds = actor.status.state, (time.monotonic_ns() - actor.status.since_ns) / 1e9
@@ -188,34 +212,30 @@ class ActorSupervisor:
         seconds = min(seconds, time.monotonic() - actor.moved)
         allowed = self.timeout + (START_SECONDS if state is ActorState.STARTING else 0.0)
         if state in (ActorState.STARTING, ActorState.STEPPING) and seconds > allowed:
-            actor.process.send_signal(signal.SIGUSR1)  # have it log where it hangs
-            time.sleep(0.2)
-            actor.process.kill()
-            actor.process.wait()
+            self._kill_hung(actor)
             self._replace(actor, f"hung for more than {allowed:g} seconds and was killed")
 
-    def _replace(self, actor: ActorHandle, failure: str) -> None:
+    def _kill_hung(self, actor: ActorHandle) -> None:
+        assert actor.process
+        actor.process.send_signal(signal.SIGUSR1)  # have it log where it hangs
+        time.sleep(0.2)
+        actor.process.kill()
+        actor.process.wait()
+
+    def _replace(self, actor: ActorHandle, failure: str, curable: bool = True) -> None:
         """Report a failure, discard the actor's unfinished row and start another process, or stop the run."""
-        self.failures += 1
-        now = time.monotonic()
-        actor.failure_times = [then for then in actor.failure_times if now - then < _STORM_SECONDS] + [now]
+        stop = self.budget.spend(self.actors.index(actor)) if curable else "The run stops."
         with self.lock:
             for ring in actor.rings:
                 ring.recover()
                 self.on_break(ring)
         report = f"{self._name(actor)} {failure}. {self._circumstances(actor)}"
-        if self.failures > self.restarts:
-            self.lost = ActorsLost(
-                f"{report}\nThe run stops: actors failed {self.failures} times, "
-                f"{self.restarts} are allowed (--env.restarts)."
-            )
-        elif len(actor.failure_times) >= _STORM:
-            self.lost = ActorsLost(
-                f"{report}\nThe run stops: this actor failed {_STORM} times within {_STORM_SECONDS:g} seconds."
-            )
+        if stop:
+            self.lost = ActorsLost(f"{report}\n{stop}")
         else:
+            budget = self.budget
             self.notify(
-                f"{report}\nRestarted ({self.failures} of {self.restarts}); its unfinished episodes are discarded."
+                f"{report}\nRestarted ({budget.failures} of {budget.restarts}); its unfinished episodes are discarded."
             )
             assert actor.process
             _close_stdin(actor.process)

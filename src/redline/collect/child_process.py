@@ -11,6 +11,9 @@ import sys
 START_SECONDS = 120.0  # allowed for making environments, on top of the time a step may take
 GRACE_SECONDS = 2.0  # allowed for a child to stop by itself before it is killed
 _PR_SET_PDEATHSIG = 1
+# Exit statuses of actors, unlike those that environments choose: an exception; the environment cannot be made here; it has
+# another spec here; it returned something that no learner can use.
+EXIT_RAISED, EXIT_CANNOT_START, EXIT_SPEC_MISMATCH, EXIT_INVALID_STEP = range(112, 116)
 
 
 class CannotStart(Exception):
@@ -44,4 +47,6 @@ def describe_exit(status: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"
         return f"was ended by signal {-status}"
-    return "raised an exception" if status == 1 else f"ended with exit status {status}"
+    known = {EXIT_RAISED: "raised an exception", EXIT_CANNOT_START: "could not make its environments"}
+    known |= {EXIT_INVALID_STEP: "stopped"}
+    return known.get(status, f"ended with exit status {status}")

@@ -89,6 +89,10 @@ class Collector(ABC):
         """Return measurements of collection since the last call, by name; most collectors have none."""
         return {}
 
+    def describe_env(self, env_index: int) -> str:
+        """Return an environment that this process plays, with its seed and latest actions where they are known."""
+        return f"environment {env_index}"
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the state to save, (N, …) tensors by name, as the buffers themselves: a checkpoint is copied into them."""
         return {}

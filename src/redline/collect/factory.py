@@ -13,6 +13,7 @@ from redline.algos.learner import Learner
 from redline.collect.actor_collector import ActorCollector
 from redline.collect.collector import Collector, CollectorOptions, Prepare
 from redline.collect.device_collector import DeviceCollector
+from redline.collect.env_supervisor import EnvSupervisor
 from redline.collect.sync_collector import SyncCollector
 from redline.envs.batch import EnvState, Rules
 from redline.envs.gym_envs import GymEnvs
@@ -42,8 +43,9 @@ def make_collector(
         gym_envs = GymEnvs(
             rules.game, rules.config, num_envs, rules.time_limit, options.backplay, options.backplay_steps
         )
+        supervisor = EnvSupervisor(gym_envs, notify)
         gym_envs.reset(options.seed)
-        return SyncCollector(rules, learner, gym_envs, device, prepare)
+        return SyncCollector(rules, learner, supervisor, device, prepare)
 
     if not options.actors:
         return in_this_process()

@@ -50,7 +50,7 @@ class EnvProcess:
     answers: int  # descriptor
     first: int
     num_envs: int
-    current_env: Array  # (1,) int64: number of the environment being stepped
+    activity: Array  # (2,) int64: see `env_activity`
 
 
 class ParallelEnvs:
@@ -73,11 +73,11 @@ class ParallelEnvs:
             name: ((count, *getattr(template, name).shape[1:]), getattr(template, name).dtype) for name in _ARRAYS
         }
         fields |= {"actions": ((count,), np.dtype(np.int64)), "active": ((count,), np.dtype(bool))}
-        layout = SharedLayout(fields | {"current_env": ((processes,), np.dtype(np.int64))})
+        layout = SharedLayout(fields | {"activity": ((processes, 2), np.dtype(np.int64))})
         self.processes: list[EnvProcess] = []
         self.memory = Memory.create(layout.bytes)
         views = layout.views(self.memory)
-        self.actions, self.active, current_env = (views.pop(name) for name in ("actions", "active", "current_env"))
+        self.actions, self.active, activity = (views.pop(name) for name in ("actions", "active", "activity"))
         vars(self).update(views)
         job = {
             "env": self.name,
@@ -93,13 +93,13 @@ class ParallelEnvs:
         try:
             for number, (first, end) in enumerate(itertools.pairwise(bounds)):
                 own = {"number": number, "first": first, "num_envs": end - first}
-                self._start(job | own, current_env[number : number + 1])
+                self._start(job | own, activity[number])
             self._await(START_SECONDS + self.timeout, failure=CannotStart)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, job: dict[str, Any], current_env: Array) -> None:
+    def _start(self, job: dict[str, Any], activity: Array) -> None:
         ours, theirs = os.pipe()
         try:
             process = subprocess.Popen(
@@ -114,7 +114,7 @@ class ParallelEnvs:
             raise CannotStart(str(error)) from error
         finally:
             os.close(theirs)
-        self.processes.append(EnvProcess(process, ours, job["first"], job["num_envs"], current_env))
+        self.processes.append(EnvProcess(process, ours, job["first"], job["num_envs"], activity))
         _send(self.processes[-1], json.dumps(job | {"answers": theirs}))
 
     def reset(self, seed: int) -> None:
@@ -150,8 +150,8 @@ class ParallelEnvs:
         poll.register(process.answers, select.POLLIN)
         while not line.endswith(b"\n"):
             if not poll.poll(1e3 * _POLL_SECONDS):
-                if int(process.current_env[0]) != current_env:  # it progresses: another environment is stepped
-                    current_env, since = int(process.current_env[0]), time.monotonic()
+                if int(process.activity[0]) != current_env:  # it progresses: another environment is stepped
+                    current_env, since = int(process.activity[0]), time.monotonic()
                 if time.monotonic() - since > seconds:
                     raise failure(f"{self._describe(process)} hung for more than {seconds:g} seconds (--env.timeout).")
                 continue
@@ -221,13 +221,13 @@ def main() -> None:
 def _make_envs(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
     """Return this process's environments with its part of the shared arrays, its actions, and which are active."""
     views = SharedLayout.from_json(job["layout"]).views(Memory.attach(job["fd"], job["bytes"]))
-    current_env = views.pop("current_env")[job["number"] : job["number"] + 1]
+    activity = views.pop("activity")[job["number"]]
     own: dict[str, Any] = {k: v[job["first"] : job["first"] + job["num_envs"]] for k, v in views.items()}
     rules = make_rules(job["env"], job["options"], job["time_limit"])
     check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
     envs = GymEnvs(rules.game, rules.config, job["num_envs"], job["time_limit"])
     actions, active = own.pop("actions"), own.pop("active")
-    vars(envs).update(own, current_env=current_env)
+    vars(envs).update(own, activity=activity)
     return envs, actions, active
 
 

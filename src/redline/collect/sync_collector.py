@@ -10,11 +10,11 @@ from torch import Tensor
 
 from redline.algos.learner import Learner
 from redline.collect.collector import Collector, Prepare
+from redline.collect.env_supervisor import EnvSupervisor
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.records import Episode, Step, Transition
 from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
-from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymState, frame_shape, stacked
 
 
@@ -61,20 +61,42 @@ class CPUCollector(Collector):
 
 
 class SyncCollector(CPUCollector):
-    """CPU environments of this process, stepped between acting and ingesting."""
+    """CPU environments of this process, stepped between acting and ingesting.
 
-    def __init__(self, rules: Rules, learner: Learner, envs: GymEnvs, device: torch.device, prepare: Prepare) -> None:
-        super().__init__(rules, learner, len(envs.envs), device)
-        self.envs = envs
+    One that raises an exception is replaced; its episode ends with the step before, and nothing is learned from the step
+    that failed.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        learner: Learner,
+        supervisor: EnvSupervisor,
+        device: torch.device,
+        prepare: Prepare,
+    ) -> None:
+        self.supervisor, self.envs = supervisor, supervisor.envs
+        super().__init__(rules, learner, len(self.envs.envs), device)
         self._act, self._ingest = prepare(self.act), prepare(self.ingest_step)
 
     def step(self) -> None:
         self.copy_in("obs")
         self._act()
-        self.envs.step(self.copy_actions())
+        actions = self.copy_actions()
+        self.supervisor.record_actions(actions)
+        self.envs.step(actions)
         self.copy_in("final_obs", "reward", "terminated", "truncated")
         self._ingest()
         self.episode_stats.add(vars(self.envs))
+        if self.envs.discarded:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Have the learner learn nothing from steps whose environment failed and was replaced."""
+        lost = torch.zeros(len(self.envs.envs), dtype=torch.bool)
+        lost[self.envs.discarded] = True
+        self.envs.discarded.clear()
+        self.learner.forget(lost.to(self.action.device))
 
     def copy_in(self, *names: str) -> None:
         """Copy arrays of the environments to the buffers on the device."""
@@ -104,6 +126,14 @@ class SyncCollector(CPUCollector):
     def ingest_step(self) -> None:
         self.ingest()
         self.episode_start.copy_(self.terminated | self.truncated)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the environments replaced, and the values masked where that is on."""
+        masked = {"masked_values": float(self.envs.masked)} if self.rules.config.nonfinite == "mask" else {}
+        return {"restarts": float(self.supervisor.budget.failures)} | masked
+
+    def describe_env(self, env_index: int) -> str:
+        return self.supervisor.describe(env_index)
 
     def restart_episodes(self, seed: int, number: int) -> None:
         self.envs.reset(seed, number)

@@ -24,6 +24,16 @@ class EnvFailure(UserError):
     """A user's environment raised an exception or returned something its interface does not allow."""
 
 
+class InvalidStep(EnvFailure):
+    """An environment returned something its interface or its spaces do not allow. Making it anew would not help."""
+
+
+class EnvsLost(UserError):
+    """Environments failed too often, or in a way that no restart cures. Training stops with a checkpoint."""
+
+    exit_code = 70
+
+
 def nearest(word: str, choices: Iterable[str], prefix: str = "") -> str:
     """Return `; did you mean 'X'?` for the closest of `choices`, shown after `prefix`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from redline.core.errors import EnvFailure, UserError
+from redline.core.errors import InvalidStep, UserError
 from redline.envs.gym_make import STEP_VALUES
 
 Array = np.ndarray[Any, Any]
@@ -80,13 +80,24 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.last_action = self.last_action if sticks else action
             before = obs.copy() if self.brightest and obs is not None else None  # the environment may overwrite obs
             values: Any = self.env.step(self.last_action)
-            if len(values) != 5:
-                raise EnvFailure(f"{self.name} returned {len(values)} values from step; expected {STEP_VALUES}.")
-            obs, reward, terminated, truncated, info = values
-            total_reward += float(reward)
+            try:
+                obs, reward, terminated, truncated, info = values
+                total_reward += float(reward)
+            except (TypeError, ValueError):
+                raise self._invalid(values) from None
             if terminated or truncated:
                 break
         return self._preprocess(obs, before), total_reward, terminated, truncated, info
+
+    def _invalid(self, values: Any) -> InvalidStep:
+        """Return the error for a result of `step` that cannot be unpacked or has no number as its reward."""
+        if not isinstance(values, tuple) or len(values) != 5:
+            count = len(values) if isinstance(values, tuple) else 1
+            return InvalidStep(
+                f"{self.name} returned {count} value{'s' * (count != 1)} from step; expected {STEP_VALUES}."
+            )
+        reward = f"{values[1]!r:.60}"
+        return InvalidStep(f"{self.name} returned the reward {reward} ({type(values[1]).__name__}); expected a number.")
 
     def _preprocess(self, obs: Any, before: Any) -> Any:
         if self.box is not None:
@@ -112,7 +123,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             fits = bool(((obs >= box.low) & (obs <= box.high)).all())
             actual += f" from {obs.min()} to {obs.max()}"
         if not fits:
-            raise UserError(
+            raise InvalidStep(
                 f"{self.name} returned an observation of {actual}, but its observation_space is {box.dtype} of shape "
                 f"{box.shape}; correct the space, or wrap the environment."
             )

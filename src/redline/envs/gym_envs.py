@@ -6,8 +6,10 @@ device.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -15,8 +17,10 @@ import numpy as np
 import torch
 
 from redline.core import random
-from redline.core.errors import UserError
+from redline.core.errors import EnvsLost, InvalidStep, UserError
 from redline.core.faults import reach, spoil
+from redline.envs import env_activity
+from redline.envs.array_wrapper import entry_name
 from redline.envs.gym_game import frame_shape
 from redline.envs.gym_make import failure
 
@@ -29,6 +33,9 @@ class GymEnvs:
 
     An environment whose episode ended has started the next one by then: `obs` is the first observation of the new
     episode, `final_obs` the last one of the old.
+
+    An environment that raises an exception ends a step or reset with UserError, unless there is an `on_failure`: that may
+    `replace` it. Its step is in `discarded` then: a truncation without reward whose outcome nobody knows.
     """
 
     def __init__(
@@ -42,8 +49,7 @@ class GymEnvs:
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps = backplay, backplay_steps
         spec = game.spec(config)
-        reach("env.make")
-        self.envs = [game.make(config) for _ in range(count)]
+        self.envs = [self._make() for _ in range(count)]
         self.obs = np.zeros((count, *frame_shape(spec)), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype)
         self.final_obs = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
@@ -52,10 +58,17 @@ class GymEnvs:
         self.episode_over = np.zeros(count, bool)  # a whole game ended
         self.lost = np.zeros(count, bool)  # the game terminated, was not truncated
         self.won = np.zeros(count, bool)  # the game was won, where the environment reports it
-        self.current_env: Any = np.zeros(
-            1, np.int64
-        )  # index of the one being stepped, for whoever watches from outside
+        self.activity: Any = (
+            env_activity.numbers()
+        )  # index being called and count of calls, for who watches from outside
         self.first = 0  # index of the first among the environments of all processes
+        self.seeds: list[int] = []  # of the last reset that had one
+        # Called with an environment's number and the failure where it raised: replaces it, or raises.
+        self.on_failure: Callable[[int, UserError], None] | None = None
+        self.discarded: list[int] = []  # environments replaced in the last step; cleared by whoever reads it
+        self.masked = 0  # rewards and observations that were not finite or too large, with `nonfinite` mask
+        self.notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+        self._bound, self._bound_squared = config.bound, config.bound**2
         self.lives = np.zeros(count, np.int64)
         self.left = np.zeros(count, np.int64)  # remaining steps of backplay; 0: a whole game
         self.failed = np.zeros(count, bool)  # the last whole game was lost
@@ -68,23 +81,54 @@ class GymEnvs:
         if not self.envs:
             raise RuntimeError(f"reset of {self.game.name} was called after close; make it anew.")
         self.first = first
-        seeds = env_seeds(seed, number, first, len(self.envs))
-        for env_index, (env, env_seed) in enumerate(zip(self.envs, seeds, strict=True)):
-            self.current_env[0] = first + env_index
-            options = self._snapshots() if self.backplay else None
-            try:
-                reach("env.reset")
-                self.obs[env_index], info = env.reset(seed=env_seed, options=options)
-            except Exception as error:
-                raise self._failure("reset", error) from error
-            self.lives[env_index] = _lives(info)
+        self.seeds = env_seeds(seed, number, first, len(self.envs))
+        for env_index in range(len(self.envs)):
+            with self._calling(env_index):
+                try:
+                    self._reset_one(env_index)
+                except (Exception, SystemExit) as error:
+                    self._recover(env_index, "reset", error)
         self.rng = np.random.default_rng([seed, number, first])
         for array in (self.length, self.score, self.episode_return, self.terminated, self.truncated):
             array[:] = 0
         for array in (self.ended, self.episode_over, self.won, self.left, self.failed):
             array[:] = 0
-        self._check("observation", self.obs)
+        self._check(self.obs)
+        self.discarded.clear()
         self.started = True
+
+    def _make(self) -> gymnasium.Env[Any, Any]:
+        with env_activity.calling(env_activity.MAKING):
+            reach("env.make")
+            env: gymnasium.Env[Any, Any] = self.game.make(self.config)
+            return env
+
+    def _reset_one(self, i: int) -> None:
+        """Start an episode in environment i with its seed."""
+        options = self._snapshots() if self.backplay else None
+        reach("env.reset")
+        self.obs[i], info = self.envs[i].reset(seed=self.seeds[i], options=options)
+        self.lives[i] = _lives(info)
+
+    def replace(self, i: int, seed: int) -> None:
+        """Make environment i anew and start an episode with `seed`; raise UserError if that fails."""
+        with contextlib.suppress(Exception, SystemExit):
+            self.envs[i].close()
+        self.seeds[i], self.left[i], self.failed[i] = seed, 0, False
+        try:
+            self.envs[i] = self._make()
+            self._reset_one(i)
+        except (Exception, SystemExit) as error:
+            raise self._failure(i, "reset", error) from error
+
+    @contextlib.contextmanager
+    def _calling(self, i: int) -> Iterator[None]:
+        self.activity[0] = self.first + i
+        self.activity[1] += 1
+        try:
+            yield
+        finally:
+            self.activity[1] += 1
 
     def step(self, actions: Array, busy: Array | None = None) -> None:
         """Step every environment with actions (N,), or only those that are `busy` (N,) bool."""
@@ -93,25 +137,29 @@ class GymEnvs:
             raise RuntimeError(f"step of {self.game.name} was called {when}.")
         for array in (self.length, self.score, self.episode_return):
             array[self.ended] = 0
+        activity, first = self.activity, self.first
+        activity[1] += 1
         try:
-            reach("env.step")
             for env_index, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
                 if busy is None or busy[env_index]:
-                    self._step_one(env_index, env, action)
-        except Exception as error:
-            raise self._failure("step", error) from error
-        if reach("env.reward"):
-            spoil(self.reward)
+                    activity[0] = first + env_index
+                    try:
+                        if env_index == 0:
+                            reach("env.step")
+                        self._step_one(env_index, env, action)
+                    except (Exception, SystemExit) as error:
+                        self._discard(env_index, error)
+        finally:
+            activity[1] += 1
         if reach("env.obs"):
             spoil(self.final_obs)
-        self._check("reward", self.reward)
-        self._check("observation", self.final_obs)
-        if self.ended.any():
-            self._check("observation", self.obs)
+        if self._check(self.final_obs) or self.ended.any():
+            self._check(self.obs)
 
     def _step_one(self, i: int, env: gymnasium.Env[Any, Any], action: int) -> None:
-        self.current_env[0] = self.first + i
         obs, reward, terminated, truncated, info = env.step(action)
+        if i == 0 and reach("env.reward"):
+            reward = math.nan
         self._count(i, float(reward), info)
         if self.time_limit and self.length[i] >= self.time_limit:
             truncated = True
@@ -130,15 +178,37 @@ class GymEnvs:
         self.terminated[i] = terminated or life_lost
         self.truncated[i] = truncated and not self.terminated[i]
         if ended:
-            obs, info = self._next_episode(env, i)
+            try:
+                obs, info = self._next_episode(env, i)
+            except (Exception, SystemExit) as error:  # the step itself is complete
+                self._recover(i, "reset", error)
+                return
             lives = _lives(info)
         self.obs[i], self.lives[i] = obs, lives
+
+    def _discard(self, i: int, error: BaseException) -> None:
+        """Recover from an exception in a step of environment i, whose outcome is unknown."""
+        self.final_obs[i] = self.obs[i]
+        self._recover(i, "step", error)
+        self.reward[i] = 0.0
+        self.terminated[i] = self.episode_over[i] = self.lost[i] = self.won[i] = False
+        self.truncated[i] = self.ended[i] = True
+        self.discarded.append(i)
+
+    def _recover(self, i: int, method: str, error: BaseException) -> None:
+        """Have environment i replaced by `on_failure`, or raise the failure."""
+        failed = self._failure(i, method, error)
+        if self.on_failure is None or isinstance(failed, EnvsLost):
+            raise failed
+        self.on_failure(i, failed)
 
     def _count(self, i: int, reward: float, info: Mapping[str, Any]) -> None:
         """Add a step to the statistics of environment i, and write its reward for the learner."""
         self.length[i] += 1
-        self.score[i] = float(info[self.game.SCORE]) if self.game.SCORE else self.score[i] + reward
         learned = float(np.sign(reward)) if self.config.reward_clip else reward
+        if not (-self._bound <= learned <= self._bound and -math.inf < reward < math.inf):
+            reward = learned = self._masked_reward(i, reward)
+        self.score[i] = float(info[self.game.SCORE]) if self.game.SCORE else self.score[i] + reward
         self.episode_return[i] += learned
         self.reward[i] = learned
 
@@ -154,24 +224,65 @@ class GymEnvs:
     def _snapshots(self) -> dict[str, Any]:
         return {"snapshots": 2 * self.backplay_steps * self.config.frame_skip}  # on average half of that before a loss
 
-    def _failure(self, method: str, error: Exception) -> UserError:
-        where = f"{method} (environment {int(self.current_env[0])})"
-        return failure(self.game.name, where, error)
+    def _failure(self, i: int, method: str, error: BaseException) -> UserError:
+        """Return the failure of environment i, by its number, with `error` as its cause."""
+        number = f"(environment {self.first + i})"
+        failed = failure(self.game.name, f"{method} {number}", error)
+        if isinstance(error, InvalidStep) and number not in str(error):
+            failed = InvalidStep(str(error).replace(self.game.name, f"{self.game.name} {number}", 1))
+        if failed is not error:
+            failed.__cause__ = error
+        return failed
 
-    def _check(self, kind: str, values: Array) -> None:
-        """Raise UserError for a NaN in values (N, …): it would soon be in every weight of the network."""
-        if values.dtype.kind == "f" and math.isnan(values.max()):  # the maximum of an array with a NaN is NaN
-            env_index = int(np.isnan(values.reshape(len(values), -1)).any(1).argmax())
-            raise UserError(
-                f"{self.game.name} gave the {kind} {values[env_index].tolist()} in step {self.length[env_index]} of an "
-                "episode, where numbers were expected; correct the environment, or wrap it."
+    def _masked_reward(self, i: int, reward: float) -> float:
+        self._report(i, f"the reward {reward:g}")
+        return 0.0 if math.isnan(reward) else min(max(reward, -self._bound), self._bound)
+
+    def _check(self, values: Array) -> bool:
+        """Return whether numbers of the observations (N, …) are not finite or beyond the bound, and mask them.
+
+        One would soon be in every weight of the network.
+        """
+        if values.dtype.kind != "f":
+            return False
+        flat = values.reshape(-1)
+        if flat.dot(flat) <= self._bound_squared:  # one pass: the sum is NaN or too large if any number is
+            return False
+        rows = values.reshape(len(values), -1)
+        wrong = ~(np.abs(rows) <= self._bound)
+        for i in np.flatnonzero(wrong.any(1)).tolist():
+            place = int(wrong[i].argmax())
+            name = entry_name(getattr(self.envs[i], "flat_space", None), place)
+            try:
+                self._report(i, f"{rows[i, place]:g} as its observation{name}")
+            except InvalidStep as error:
+                self._recover(i, "step", error)
+        np.nan_to_num(values, copy=False, nan=0.0, posinf=self._bound, neginf=-self._bound)
+        np.clip(values, -self._bound, self._bound, out=values)
+        return bool(wrong.any())
+
+    def _report(self, i: int, value: str) -> None:
+        """Raise InvalidStep for a value that no learner can use or, with `nonfinite` mask, count it."""
+        text = f"{self.game.name} returned {value} in step {self.length[i]} of an episode"
+        if self.config.nonfinite == "stop":
+            raise InvalidStep(
+                f"{text}, where finite numbers up to {self._bound:g} were expected; correct or wrap the environment, mask "
+                "such values (--env.nonfinite mask), or change --env.bound."
             )
+        if not self.masked:
+            masks = f"Such values are masked: NaN becomes 0, the others at most {self._bound:g}."
+            self.notify(f"{text} (environment {self.first + i}). {masks}")
+        self.masked += 1
 
     def close(self) -> None:
-        """Close the environments; calling it again does nothing."""
-        for env in self.envs:
-            env.close()
-        self.envs, self.started = [], False
+        """Close the environments; calling it again does nothing. One that cannot be closed is reported and left."""
+        envs, self.envs, self.started = self.envs, [], False
+        for env_index, env in enumerate(envs):
+            with self._calling(env_index):
+                try:
+                    env.close()
+                except (Exception, SystemExit) as error:
+                    self.notify(str(self._failure(env_index, "close", error)))
 
 
 def env_seeds(seed: int, number: int, first: int, count: int) -> list[int]:

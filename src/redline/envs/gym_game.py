@@ -24,6 +24,7 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.core.records import Spec
+from redline.envs import env_activity
 from redline.envs.array_wrapper import ArrayWrapper
 from redline.envs.frames import Frames
 from redline.envs.gym_make import PREFIX, failure, open_env, probe
@@ -47,8 +48,10 @@ class GymConfig:
     sticky: float = 0.0  # probability that the previous action is repeated instead
     life_loss: bool = False  # the learner sees the loss of a life as the end; the game and its score go on
     reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
-    timeout: float = 60.0  # seconds after which a step in another process is taken to hang
-    restarts: int = 20  # failed actors that are replaced before the run stops
+    nonfinite: str = "stop"  # on NaN, infinite or too large rewards and observations: stop, or mask them
+    bound: float = 1e8  # largest magnitude of a reward or of a number in an observation
+    timeout: float = 60.0  # seconds after which a step is taken to hang
+    restarts: int = 20  # failures of environments or actors, each made anew, before the run stops
     kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # constructor arguments
 
     def __post_init__(self) -> None:
@@ -59,6 +62,10 @@ class GymConfig:
             raise UserError(f"env.binary is {self.binary}; expected 1 to 255, or 0 for images as they are.")
         if not 0 <= self.sticky < 1:
             raise UserError(f"env.sticky is {self.sticky}; expected a number from 0 to below 1.")
+        if self.nonfinite not in ("stop", "mask"):
+            raise UserError(f"env.nonfinite is '{self.nonfinite}'; expected stop or mask.")
+        if not 0 < self.bound < math.inf:
+            raise UserError(f"env.bound is {self.bound}; expected a number above 0.")
         if not self.timeout > 0:
             raise UserError(f"env.timeout is {self.timeout}; expected seconds above 0.")
         if not isinstance(self.kwargs, Mapping) or not all(isinstance(name, str) for name in self.kwargs):
@@ -98,7 +105,8 @@ class GymGame:
     PALETTE = ()
     HIDDEN = ()
     LIVE = ()
-    RESUME_FREE = ("timeout", "restarts")  # options that a continued run may change: they do not affect the games
+    # Options that a continued run may change: they do not affect the games.
+    RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
     Config: type[GymConfig] = GymConfig
     State = GymState
@@ -169,7 +177,8 @@ def stacked(stack: Tensor, newest: Tensor, episode_start: Tensor | None = None) 
 
 @functools.lru_cache(maxsize=64)
 def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
-    env = kind(name).make(config)
+    with env_activity.calling(env_activity.MAKING):
+        env = kind(name).make(config)
     space, actions = env.observation_space, env.action_space
     limit = env.spec.max_episode_steps if env.spec else None
     if env.dropped and name not in _announced:
@@ -205,7 +214,11 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
 
 @functools.lru_cache(maxsize=64)
 def _step_seconds(kind: Any, name: str, config: GymConfig) -> float:
-    env = kind(name).make(config)
+    with env_activity.calling(env_activity.MAKING):
+        return _measure_steps(kind(name).make(config), name)
+
+
+def _measure_steps(env: gymnasium.Env[Any, Any], name: str) -> float:
     try:
         env.reset(seed=0)
         env.action_space.seed(0)
@@ -216,7 +229,7 @@ def _step_seconds(kind: Any, name: str, config: GymConfig) -> float:
             if terminated or truncated:
                 env.reset()
         return (time.perf_counter() - started) / steps
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure(name, "the first steps", error) from error
     finally:
         env.close()

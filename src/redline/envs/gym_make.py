@@ -22,6 +22,7 @@ from gymnasium.wrappers import Autoreset
 
 from redline.core.errors import EnvFailure, UserError, nearest
 from redline.core.registry import current_folder_importable
+from redline.envs import env_activity
 
 PREFIX = "gym:"  # before an id on the command line
 # Ids with this beginning are registered by a module that an extra of Redline installs.
@@ -47,7 +48,12 @@ def probe(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
 
 @functools.lru_cache(maxsize=64)
 def _probe(name: str, kwargs_json: str) -> EnvInfo:
-    env = _make(name, json.loads(kwargs_json))
+    with env_activity.calling(env_activity.MAKING):
+        return _probe_once(name, json.loads(kwargs_json))
+
+
+def _probe_once(name: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+    env = _make(name, kwargs)
     bare: Any = env.unwrapped
     doing = "reset"
     try:
@@ -55,7 +61,7 @@ def _probe(name: str, kwargs_json: str) -> EnvInfo:
         first = bare.reset(seed=0) if seeded else bare.reset()
         doing = "step"
         step = bare.step(bare.action_space.sample())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure(f"{PREFIX}{name}", f"its first {doing}", error) from error
     finally:
         env.close()
@@ -117,7 +123,7 @@ def check_kwargs(name: str, kwargs: Mapping[str, Any]) -> None:
             raise UserError(f"env.kwargs.{argument} is {value!r}; expected a number.")
 
 
-def failure(name: str, doing: str, error: Exception) -> UserError:
+def failure(name: str, doing: str, error: BaseException) -> UserError:
     """Return an error that names the environment, what it was doing and the line that raised."""
     if isinstance(error, UserError):
         return error
@@ -147,7 +153,7 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
         ) from error
     except (gymnasium.error.Error, ImportError, ValueError) as error:  # their messages say what is missing
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure(f"{PREFIX}{name}", "its constructor", error) from error
     _announce(name, [str(warning.message) for warning in caught])
     layer = env

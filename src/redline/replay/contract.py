@@ -122,6 +122,9 @@ class Replay(ABC):
     def interrupt(self) -> bool:
         """Mark the newest row as truncated, because all environments restart; return False if that lost the memory."""
 
+    def forget(self, lost: Tensor) -> None:  # noqa: B027
+        """Never sample the newest transition where lost (N,) bool: it was written as truncated, its outcome is unknown."""
+
     def before_iteration(self) -> None:  # noqa: B027
         """Prepare the batches that the coming iteration samples."""
 

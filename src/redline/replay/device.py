@@ -98,6 +98,9 @@ class DeviceReplay(Replay):
         self.finals.clear()
         self.steps.zero_()
 
+    def forget(self, lost: Tensor) -> None:
+        self.finals.forget(lost)
+
     def interrupt(self) -> bool:
         newest = self.ring.row_slots(self.written - 1)
         word = self.steps[newest, 1]

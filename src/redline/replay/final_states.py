@@ -47,6 +47,12 @@ class FinalStates:
             table.index_copy_(0, place, getattr(final_state, name))
         self.truncations += truncated
 
+    def forget(self, lost: Tensor) -> None:
+        """Forget the newest kept State where lost (N,) bool: samples that would bootstrap from it get weight 0."""
+        env_index = torch.arange(self.num_envs, device=self.owner.device)
+        newest = self.place(env_index, (self.truncations - 1) % self.slots)
+        self.owner.index_copy_(0, newest, torch.where(lost, -1, self.owner[newest]))
+
     def place(self, env_index: Tensor, slot: Tensor) -> Tensor:
         """Return indices into the tables."""
         place: Tensor = env_index * self.slots + slot

@@ -263,6 +263,9 @@ class HostReplay(Replay):
                 for name, table in self.drawn.items():
                     table[slot, number] = getattr(draw, name)
 
+    def forget(self, lost: Tensor) -> None:
+        self.finals.forget(lost)
+
     def interrupt(self) -> bool:
         """Clear the memory: the endings of rows under way can no longer be changed."""
         self.clear()

@@ -20,6 +20,10 @@ def opening_lines(plan: Plan) -> list[str]:
         lines.append(sources)
     if plan.settings.device == "auto" and torch.cuda.is_available():
         lines.append(f"Device {plan.device}: {plan.reasons['device']}.")
+    if plan.actors and "ended or hung" in plan.reasons.get("actors", ""):
+        lines.append(
+            f"Playing in {plan.actors} actors: {plan.reasons['actors']}. --actors 0 plays in this process again."
+        )
     if not plan.compile and plan.settings.compile is None:
         lines.append(f"Running without compilation: {plan.reasons['compile']}.")
     if plan.curriculum:

@@ -16,7 +16,7 @@ from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
 from redline.engine import fast, hardware
-from redline.envs import Rules, load_game, make_rules
+from redline.envs import Rules, env_activity, load_game, make_rules
 from redline.envs.gym_game import WORTH_A_PROCESS
 from redline.games import Game
 from redline.recipes import Setting
@@ -25,6 +25,7 @@ from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.memory import fit_replay
 from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
+from redline.run.run_folder import ENV_ACTIVITY
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
@@ -63,7 +64,7 @@ def resolve(settings: Settings) -> Plan:
         "compile": _choose_compile(settings.compile, machine, game.ON_CPU),
         "graph": _choose_graph(settings.graph, machine),
         "threads": _choose_threads(settings.threads, machine, rules),
-        "actors": _choose_actors(settings, rules, machine, num_envs.value),
+        "actors": _choose_actors(settings, rules, machine, num_envs.value, run_dir),
     }
     chosen["inference"] = _choose_inference(settings, machine, chosen["actors"])
     curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
@@ -287,9 +288,9 @@ def _choose_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tupl
         return None, Setting(False, f"the recipe's curriculum does not fit these options: {error}", source)
 
 
-def _choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> Setting:
+def _choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int, run_dir: Path) -> Setting:
     """Return the number of processes that play; none where a step costs less than handing it over."""
-    actors = _count_actors(settings, rules, machine, num_envs)
+    actors = _count_actors(settings, rules, machine, num_envs, run_dir)
     needs_actors = {
         "inference": settings.inference != "auto",
         "publish": bool(settings.publish),
@@ -305,7 +306,7 @@ def _choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs
     return actors
 
 
-def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int) -> Setting:
+def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int, run_dir: Path) -> Setting:
     requested = settings.actors
     if not rules.game.ON_CPU:
         if requested:
@@ -319,11 +320,17 @@ def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs:
         return Setting(requested, "", REQUESTED)
     if settings.deterministic:
         return Setting(0, "play of actors cannot be repeated exactly", "derived from deterministic")
-    seconds = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
     source = MEASURED
-    if seconds < WORTH_A_PROCESS:
-        return Setting(0, f"a step takes {1e6 * seconds:,.0f} µs, less than handing it to another process", source)
-    why = f"a step takes {1e3 * seconds:,.1f} ms"
+    if (env_index := env_activity.ended_in(run_dir / ENV_ACTIVITY)) is not None:
+        which = (
+            "an environment was made" if env_index == env_activity.MAKING else f"environment {env_index} was stepped"
+        )
+        why = f"the process that trained this run before ended or hung while {which}"
+    else:
+        seconds = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
+        if seconds < WORTH_A_PROCESS:
+            return Setting(0, f"a step takes {1e6 * seconds:,.0f} µs, less than handing it to another process", source)
+        why = f"a step takes {1e3 * seconds:,.1f} ms"
     if machine.tier == "cpu-few":
         return Setting(min(machine.cores, num_envs), f"{why}: every core plays while the learner waits", source)
     return Setting(min(max(1, machine.cores - 1), num_envs), f"{why}: all cores but one play", source)

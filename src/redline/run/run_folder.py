@@ -24,6 +24,7 @@ Notify = Callable[[str], None]
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.jsonl"
 # Every file that describes one run, besides its checkpoints.
 RECORDS = (CONFIG, METRICS, RESULT, "eval.json", "live.safetensors", wandb_log.RUN_ID)
+ENV_ACTIVITY = ".env-activity"  # the environment that the training process is calling, see `envs.env_activity`
 _MAX_JSON = 16 << 20  # bytes of config.json or result.json
 _CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": dict}
 

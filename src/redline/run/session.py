@@ -230,6 +230,10 @@ class Session:
         means = self.learner.read_metrics(updates) if updates else {}
         return means | self.learner.current_metrics() | self.collector.metrics()
 
+    def describe_env(self, env_index: int) -> str:
+        """Return an environment that this process plays, with its seed and latest actions."""
+        return self.collector.describe_env(env_index)
+
     def synchronize(self) -> None:
         hardware.synchronize(self.plan.device)
 

@@ -210,13 +210,15 @@ class StopSignals:
         host = self._handlers.get(signal.Signals[name])
         if self._back.wait(self.grace) or not (self._ends_process or host in (signal.SIG_DFL, None)):
             return
-        self._end_process(
+        self.end_process(
             f"{name} was received {self.grace:g} seconds ago and training has not come back since, so that it ends without "
             f"another checkpoint. {self.describe_saved()}",
             EXIT_CODES[name],
         )
 
-    def _end_process(self, message: str, code: int) -> None:
+    def end_process(self, message: str, code: int) -> None:
+        """Say `message` and end the process, from another thread than the one that is stuck."""
+
         def say() -> None:
             self.before_exit()
             self._close()

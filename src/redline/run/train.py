@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import torch
 
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
-from redline.core.errors import StorageError, UserError
+from redline.core.errors import EnvsLost, StorageError, UserError
 from redline.engine import hardware
 from redline.engine.fast import first_line
 from redline.engine.out_of_memory import free_caches, is_out_of_memory
+from redline.envs import env_activity
 from redline.run import final_evaluation, resume, thread_choice
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
@@ -33,14 +34,15 @@ from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
 from redline.run.preemption import watch_for_notice
 from redline.run.progress import Progress, device_use, quantity
-from redline.run.run_folder import RESULT, remove_unused, write_config, write_json
+from redline.run.run_folder import ENV_ACTIVITY, RESULT, remove_unused, write_config, write_json
 from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.run.signals import EXIT_CODES as SIGNAL_CODES
 from redline.run.signals import StopSignals, Unsaved
 from redline.run.trust import signed
+from redline.run.watchdog import Watchdog
 
-EXIT_CODES = {**SIGNAL_CODES, "actors": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
+EXIT_CODES = {**SIGNAL_CODES, "actors": 70, "envs": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
 _PENDING = "evaluation_pending"  # in result.json: the final evaluation was interrupted, and the same command repeats it
 _EVALUATING = "in the evaluation: the agent is saved, without a score"
 _MAX_FAILED_SAVES = 3  # in a row; a fourth would fail as well
@@ -69,6 +71,9 @@ def train(
         progress or Progress(settings.env) as progress,
         nullcontext(signals) if signals else StopSignals(progress.say, settings.grace) as signals,
         watch_for_notice(settings.preemption_notice, signals),
+        Watchdog(
+            settings.env, lambda text, code: signals.end_process(f"{text}\n{signals.describe_saved()}", code)
+        ) as watchdog,
     ):
         if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -78,16 +83,17 @@ def train(
         new_folder = not plan.run_dir.exists()
         prepare_run_dir(plan.run_dir)
         signals.describe_saved = lambda: describe_saved(plan.run_dir)
+        watchdog.allow(plan.rules.config)
         progress.describe(
             f"{settings.env} · {plan.settings.algo} · {plan.hardware.name}",
             plan.rules.game.spec(plan.rules.config).score_name,
             len(plan.curriculum.phases) if plan.curriculum else 0,
         )
         try:
-            with RunLock(plan.run_dir, notify=progress.say) as lock:
+            with RunLock(plan.run_dir, notify=progress.say) as lock, _env_activity(plan):
                 torch.use_deterministic_algorithms(deterministic or settings.deterministic)
                 on_folder(plan.run_dir)
-                return _train_within_memory(plan, lock, progress, signals)
+                return _train_within_memory(plan, lock, progress, signals, watchdog)
         except Exception as error:
             if isinstance(error, UserError) and new_folder:
                 remove_unused(plan.run_dir)
@@ -100,7 +106,15 @@ def train(
             torch.set_num_threads(threads)  # a session uses the plan's
 
 
-def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals) -> Run:
+def _env_activity(plan: Plan) -> AbstractContextManager[None]:
+    """Record which environment this process plays, for the next start if it ends the process."""
+    in_this_process = plan.rules.game.ON_CPU and not plan.actors
+    return env_activity.kept_in(plan.run_dir / ENV_ACTIVITY) if in_this_process else nullcontext()
+
+
+def _train_within_memory(
+    plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals, watchdog: Watchdog
+) -> Run:
     """Train; where memory runs out and smaller parts of batches do not help, once again from the newest checkpoint.
 
     The failed iteration may be half done, so the state in memory cannot be used. Each repetition needs a newer checkpoint.
@@ -109,7 +123,7 @@ def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress, signals:
     tried: set[str] = set()
     while True:
         try:
-            return _train(plan, lock, progress, signals)
+            return _train(plan, lock, progress, signals, watchdog)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -126,7 +140,7 @@ def _train_within_memory(plan: Plan, lock: RunLock, progress: Progress, signals:
             plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, resume="auto"))
 
 
-def _train(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals) -> Run:
+def _train(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals, watchdog: Watchdog) -> Run:
     """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
     notes = resume.check_run_folder(plan)
     identity = plan.identity_hash
@@ -143,6 +157,7 @@ def _train(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals) 
         progress.say(finished_line(plan, finished))
         return Run(plan.run_dir, finished)
     with closing(resume.open_session(plan, progress.say)) as session:
+        watchdog.allow(plan.rules.config, session.describe_env)
         checkpoint = resume.load_checkpoint(plan, checkpoints)
         trainer = Trainer(plan, session, checkpoints, progress, signals, checkpoint)
         write_config(plan.run_dir, trainer.describe())
@@ -238,9 +253,9 @@ class Trainer:
             count = self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration)
             try:
                 session.iterate(count, lambda: signals.pending)
-            except ActorsLost as error:  # everything learned until now is saved
+            except EnvsLost as error:  # everything learned until now is saved
                 self.progress.say(str(error))
-                stopped_by = "actors"
+                stopped_by = "actors" if isinstance(error, ActorsLost) else "envs"
                 break
 
             # Once a step: read the metrics, the one look at the device.
