@@ -120,3 +120,23 @@ def test_an_iteration_with_host_memory_never_synchronises_the_device(tmp_path: P
         session.iterate(20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_states_of_a_single_word_compile(tmp_path: Path) -> None:
+    """Tetris has a field of two bytes, gathered as one word: the compiler must be able to view it as two again."""
+    torch.compiler.reset()
+    settings = Settings(
+        env="tetris",
+        algo="dqn",
+        num_envs=64,
+        batch_size=64,
+        replay_capacity=64 * 24,
+        device=DEVICE,
+        compile=True,
+        run_dir=str(tmp_path),
+        env_options={"view": "planes"},
+        algo_options={"hidden": (16,), "learning_starts": 64 * 4},
+    )
+    session = Session(resolve(settings), pytest.fail)
+    session.iterate(12)
+    session.close()

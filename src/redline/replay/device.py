@@ -150,7 +150,8 @@ class DeviceReplay(Replay):
         states = {}
         for name, words in self._words.items():
             index, table = stack if name in self.windows.stacked else place, self.states[name]
-            states[name] = words[index].view(table.dtype).view(*index.shape, *table.shape[1:])
+            # Flat, because the compiler's rows of a single word have a stride that cannot be viewed in another type.
+            states[name] = words[index].flatten().view(table.dtype).view(*index.shape, *table.shape[1:])
         return states
 
     def _frame_slots(self, row: Tensor, env_index: Tensor, last_row: Tensor, truncated: Tensor) -> Tensor:
