@@ -25,6 +25,7 @@ from redline.run.plan import REQUESTED, Plan
 _PLENTY = 1 << 20  # bytes
 _GPU_WORKSPACES = 64 << 20  # of cuBLAS, for the two streams of a session
 _FP32_CONVOLUTIONS = 1.12  # bytes of a gradient with the workspaces that cuDNN takes for them; in bf16 they are small
+_COMPILED = 0.8  # of the counted bytes of a gradient are left when a GPU's compiler has joined operations
 _ACTOR_BYTES = 250 << 20  # of an actor process: Python with torch takes 230 MiB, environments the rest
 
 
@@ -112,6 +113,8 @@ def _largest_stage(plan: Plan, probe: Probe | None, game: int, micro_batches: in
     learning = probe.gradient.at(-(-batch_size // micro_batches)) + sampled
     if probe.convolutions and plan.device.type == "cuda" and plan.precision == "fp32":
         learning = round(_FP32_CONVOLUTIONS * learning)
+    if plan.compile and plan.device.type == "cuda":
+        learning = round(_COMPILED * learning)
     states = plan.algo.Learner.states_evaluated(plan.rules, plan.algo_config, plan.num_envs)
     stages = {
         "num_envs": max(probe.collect.at(plan.num_envs), probe.evaluate.at(states)),
