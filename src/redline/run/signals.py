@@ -200,10 +200,9 @@ class StopSignals:
     def _wait_for_signal(self, reading: int) -> None:
         stops = {int(signal.Signals[name]): name for name in EXIT_CODES}
         with open(reading, "rb", buffering=0) as pipe:
-            while number := pipe.read(1):
-                if name := stops.get(number[0]):
-                    self._wait_for_loop(name)
-                    return
+            while number := pipe.read(1):  # to the end: the interpreter complains about a pipe that nobody reads
+                if number[0] in stops:
+                    self._wait_for_loop(stops[number[0]])
 
     def _wait_for_loop(self, name: str) -> None:
         """End the process unless the loop comes back within the time of grace."""

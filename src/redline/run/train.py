@@ -91,7 +91,7 @@ def train(
         )
         try:
             with RunLock(plan.run_dir, notify=progress.say) as lock, _env_activity(plan):
-                torch.use_deterministic_algorithms(deterministic or settings.deterministic)
+                _set_deterministic(deterministic or settings.deterministic)
                 on_folder(plan.run_dir)
                 return _train_within_memory(plan, lock, progress, signals, watchdog)
         except Exception as error:
@@ -102,7 +102,7 @@ def train(
                 raise _not_deterministic(plan, cause) from error
             raise
         finally:
-            torch.use_deterministic_algorithms(deterministic)
+            _set_deterministic(deterministic)
             torch.set_num_threads(threads)  # a session uses the plan's
 
 
@@ -436,6 +436,12 @@ class Trainer:
             "stopped_by": stopped_by,
             "settings": plan.describe(),
         }
+
+
+def _set_deterministic(on: bool) -> None:
+    """Set torch's switch, if it is not set so: setting it imports the compiler, which takes seconds."""
+    if on != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(on)
 
 
 def _not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
