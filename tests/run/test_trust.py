@@ -183,7 +183,8 @@ def save_again(run: Run, change: str) -> None:
             del state[name]
         case ["text", name]:
             state["session"][name] = "many"
-    with RunLock(run.path) as lock:
+    with RunLock(run.path) as lock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redline.run.checkpoint.check_finite", lambda _: None)  # as a stranger's program may write
         hashes = {name: good.manifest[name] for name in ("config_hash", "env_hash")}
         Checkpoints(run.path, lock=lock, **hashes).save(good.step + 64, tensors, state, background=False)
 
@@ -224,3 +225,17 @@ def test_a_good_checkpoint_passes(run: Run) -> None:
     checkpoint.state["episodes"] = -1
     with pytest.raises(Damaged, match="episodes"):
         check_state(checkpoint)
+
+
+@pytest.mark.fault("A12")
+@pytest.mark.parametrize(
+    ("option", "widths"), [("hidden", [60_000, 60_000]), ("hidden", [10**12]), ("channels", [9000, 9000])]
+)
+def test_layers_larger_than_the_saved_weights_take_no_memory(
+    run: Run, option: str, widths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algo_options = json.loads((run.path / "config.json").read_text())["algo_options"]
+    rewrite(run.path, algo_options=algo_options | {option: widths})
+    monkeypatch.setattr("redline.algos.ppo.policy_network", lambda *_: pytest.fail("the network was built"))
+    with pytest.raises(UserError, match=rf"which cannot be layers of {option}"):
+        load_agent(run.path, "cpu")

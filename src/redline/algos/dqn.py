@@ -94,8 +94,8 @@ class Config(NetworkConfig):
         replay.check(self.replay)
         if self.distribution not in ("none", "categorical", "quantile"):
             raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")
-        if self.atoms < 2:
-            raise UserError(f"dqn.atoms is {self.atoms}; expected at least 2.")
+        if not 2 <= self.atoms <= 10_000:
+            raise UserError(f"dqn.atoms is {self.atoms}; expected 2 to 10,000.")
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise UserError(f"dqn.v_min is {self.v_min}; expected a number below dqn.v_max, {self.v_max}.")
         if not self.munchausen_clip <= 0:

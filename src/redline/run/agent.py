@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,21 @@ def build_agent(
     algo = algos.load(config["algo"])
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{algo.group}.")
+    _check_widths(run_dir, algo_config, model)
     try:
         net = algo.policy_network(rules.game.spec(rules.config), algo_config, model)
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
     return Agent(run_dir, config, rules, net.to(device), device, env_steps)
+
+
+def _check_widths(run_dir: Path, algo_config: Any, model: dict[str, Tensor]) -> None:
+    """Raise UserError for layers larger than all saved weights together, before memory is taken for them."""
+    saved = sum(weight.numel() for weight in model.values())
+    for name in ("hidden", "channels"):
+        widths = (1, *getattr(algo_config, name, ()))
+        if any(width * following > saved for width, following in pairwise(widths)):
+            raise UserError(
+                f"The agent in {run_dir} has {saved:,} weights, which cannot be layers of {name} {widths[1:]}: its config.json "
+                "is of another run; restore it or train the agent anew."
+            )
