@@ -24,8 +24,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of shell blocks that run redline, without comments."""
-    lines = [line.partition("  #")[0].strip() for text in blocks(page, "bash") for line in text.splitlines()]
+    """Lines of shell blocks that run redline, by torchrun too, without comments."""
+    texts = [text.replace("\\\n", " ") for text in blocks(page, "bash")]
+    lines = [line.partition("  #")[0].strip() for text in texts for line in text.splitlines()]
+    lines = [line.partition(" -m ")[2] if line.startswith("torchrun ") else line for line in lines]
     return [line for line in lines if line.startswith("redline ")]
 
 

@@ -200,6 +200,7 @@ class Learner(learner.Learner):
     """Online and target network, trained on batches from a replay memory."""
 
     metrics = ("loss", "q_mean", "td_error")
+    averages_gradients = True
     rollout_steps = 1
     config: Config
     optimizer: Optimizer
@@ -252,7 +253,7 @@ class Learner(learner.Learner):
             n_step=config.n_step,
             gamma=config.gamma,
             alpha=config.priority_alpha if config.prioritized else None,
-            key=random.fold(self.key, -1),
+            key=self.own_key(random.fold(self.key, -1)),
             batch_size=config.batch_size,
             batches_per_iteration=config.updates * self.accumulate,
             folder=runtime.folder,
@@ -321,7 +322,7 @@ class Learner(learner.Learner):
         """Return whether an update is due, and the memory holds learning_starts steps and one whole n-step window."""
         return (
             (iterations + 1) % self.config.train_every == 0
-            and iterations * self.num_envs >= self.config.learning_starts
+            and iterations * self.total_envs >= self.config.learning_starts
             and iterations > self.config.n_step + self.memory.lead
         )
 
@@ -329,7 +330,7 @@ class Learner(learner.Learner):
         """Return batch `number` () int64 of all batches sampled in this run."""
         config, key = self.config, random.fold(self.key, 2 * number + 1)
         beta = config.priority_beta + (1.0 - config.priority_beta) * self.progress
-        return self.memory.sample(key, config.batch_size, beta, number)
+        return self.memory.sample(self.own_key(key), config.batch_size, beta, number)
 
     def loss(self, number: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return the loss () and the `metrics` (M,) of batch `number` () int64, and its priorities.
@@ -374,13 +375,17 @@ class Learner(learner.Learner):
     def gradient_step(self) -> None:
         """Take one gradient step, over `accumulate` batches, and update the target network."""
         total: tuple[Tensor, ...] = ()
+        sums: Tensor | None = None
         for part in range(self.accumulate):
             number = self.updated * self.accumulate + part
             gradients, metrics, place, td_error = self.within_memory(functools.partial(self.gradients, number))
             total = tuple(torch._foreach_add(total, gradients)) if total else gradients
-            self._metric_sums += metrics
+            sums = metrics if sums is None else sums + metrics
             if place is not None:
                 self._update_priorities(place, td_error)
+        assert sums is not None
+        total, sums = self.average_over_ranks(total, sums)
+        self._metric_sums += sums
         self._apply(total)
 
     def gradients(self, number: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None, Tensor]:
@@ -440,8 +445,8 @@ class Learner(learner.Learner):
 
     def current_metrics(self) -> dict[str, float]:
         """Return the mean epsilon of the environments and how full the memory is, from 0 to 1."""
-        env_index = torch.arange(self.num_envs, device=self.acted.device)
-        mean_epsilon = epsilon(self.config, self.acted * self.num_envs, env_index, self.num_envs).mean()
+        env_index = torch.arange(self.total_envs, device=self.acted.device)
+        mean_epsilon = epsilon(self.config, self.acted * self.total_envs, env_index, self.total_envs).mean()
         written = self.memory.written
         fill = {} if written is None else {"replay_fill": min(int(written) / self.memory.rows, 1.0)}
         return {"epsilon": float(mean_epsilon)} | fill

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from redline.algos.network_config import NetworkConfig
 from redline.algos.optimizer import Optimizer
 from redline.core import faults, random
 from redline.core.errors import UserError
@@ -43,6 +44,9 @@ class Learner(ABC):
     # Class attributes that a subclass may override.
     metrics: tuple[str, ...] = ()  # names of the values that `read_metrics` averages
     scheduled: bool = False  # the loop writes the fraction of training done into `progress` before each iteration
+    averages_gradients: bool = (
+        False  # `update` averages them with `average_over_ranks`: several ranks can train together
+    )
     needs_frame_stack: bool = False  # `ingest` needs the whole frame stack in final states, not the newest frame only
     optimizer: Optimizer | None = (
         None  # skips non-finite gradients; a run that has only such ones restores good weights
@@ -81,6 +85,9 @@ class Learner(ABC):
         self.rules, self.config = rules, config
         self.spec: Spec = rules.game.spec(rules.config)
         self.num_envs, self.runtime, self.accumulate = num_envs, runtime, accumulate
+        # With several ranks this one plays environments first_env to first_env + num_envs - 1 of total_envs.
+        self.ranks, self.several_ranks = runtime.ranks, runtime.ranks.active
+        self.first_env, self.total_envs = self.ranks.rank * num_envs, self.ranks.size * num_envs
         device = runtime.device
         # () int32: root of the learner's random streams. Environments use the streams 0 to N - 1.
         self.key: Tensor = random.fold(random.seed_key(seed, device), -1)
@@ -94,9 +101,9 @@ class Learner(ABC):
 
         obs: (N, *spec.obs_shape) of spec.obs_dtype. legal: (N, A) bool, None where every action is legal.
         """
-        env_index = torch.arange(self.num_envs, device=obs.device)
+        env_index = torch.arange(self.first_env, self.first_env + self.num_envs, device=obs.device)
         policy_input = PolicyInput(
-            obs, legal, self.key, env_index, self.num_envs, self.acted, self.acted, self.progress
+            obs, legal, self.key, env_index, self.total_envs, self.acted, self.acted, self.progress
         )
         selected = self.select_actions(policy_input)
         if not isinstance(selected, tuple) or len(selected) != 2:
@@ -138,6 +145,17 @@ class Learner(ABC):
     @abstractmethod
     def update(self) -> None:
         """Take the gradient steps of one iteration, `updates_per_iteration` of them."""
+
+    def average_over_ranks(self, gradients: tuple[Tensor, ...], metrics: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return gradients and metrics (M,) of a gradient step, in which all ranks have equal parts, averaged."""
+        if not self.several_ranks:
+            return gradients, metrics
+        *averaged, metrics = self.ranks.mean_of((*gradients, metrics))
+        return tuple(averaged), metrics
+
+    def own_key(self, key: Tensor) -> Tensor:
+        """Return the key () int32 of this rank's part of a random stream that is not numbered by environments."""
+        return random.fold(key, self.ranks.rank) if self.several_ranks else key
 
     def within_memory(self, compute: Callable[[], T]) -> T:
         """Return compute(); where it runs out of memory, repeat it with twice as many micro-batches.
@@ -264,6 +282,22 @@ def check_learner(learner: Learner) -> None:
         raise UserError(
             f"state_dict of {type(learner).__module__} has no group rng, so that a resumed run would repeat its random "
             'numbers; add "rng": {"key": self.key, "acted": self.acted}.'
+        )
+
+
+def check_ranks(learner: Learner, algo: str) -> None:
+    """Raise UserError if several ranks would train this learner as if each were alone."""
+    if not learner.several_ranks:
+        return
+    if not learner.averages_gradients:
+        raise UserError(
+            f"{algo} does not average its gradients over ranks; train it without torchrun, or let its update call "
+            "average_over_ranks and set averages_gradients = True."
+        )
+    if isinstance(learner.config, NetworkConfig) and learner.config.batch_norm:
+        raise UserError(
+            "batch_norm is on, but every rank would normalise over its own part of the batch; turn it off, or train without "
+            "torchrun."
         )
 
 

@@ -120,13 +120,16 @@ class ActorCritic(nn.Module):
         return logits, (logits.detach().softmax(1) * action_value).sum(1)
 
     def update_return_stats(self, returns: Tensor) -> None:
-        """Include `returns` (any shape) in the running mean and variance.
+        """Include `returns` (any shape) in the running mean and variance."""
+        self.include_returns(*torch.var_mean(returns, correction=0))
+
+    def include_returns(self, variance: Tensor, mean: Tensor) -> None:
+        """Include returns with this variance () and mean () in the running ones.
 
         The first hundred calls count equally; later ones form an exponential average over about the last hundred.
         """
         self.updates += 1
         weight = (1 / self.updates).clamp(min=0.01)
-        variance, mean = torch.var_mean(returns, correction=0)
         delta = mean - self.mean
         self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * delta * delta)
         self.mean.add_(weight * delta)

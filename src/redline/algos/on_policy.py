@@ -95,6 +95,7 @@ class OnPolicyLearner(Learner):
     optimizer: Optimizer
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
+    averages_gradients = True
     needs_frame_stack = True  # final states are observed, to bootstrap from them
 
     def __init__(
@@ -169,6 +170,12 @@ class OnPolicyLearner(Learner):
         to those of the gradient step: means over `index` are divided by `part_count(index, batch)`.
         """
 
+    def share_targets(self) -> None:
+        """Exchange statistics of the targets with the other ranks, where there are any, after `compute_targets`."""
+
+    def share_batches(self) -> None:
+        """Exchange statistics of the batches in `order` with the other ranks, where there are any, once per epoch."""
+
     @abstractmethod
     def model(self) -> dict[str, Tensor]:
         """Return all weights by name."""
@@ -202,11 +209,16 @@ class OnPolicyLearner(Learner):
     def update(self) -> None:
         """Train on the rollout, `epochs` times."""
         self._compute_targets()
+        if self.several_ranks:
+            self.share_targets()
         for _ in range(self.config.epochs):
             self._shuffle()
+            if self.several_ranks:
+                self.share_batches()
             for start in range(0, self.rollout.size, self.samples_per_update):
                 batch = self.order[start : start + self.samples_per_update]
                 gradients, metrics = self.within_memory(functools.partial(self.gradients, batch))
+                gradients, metrics = self.average_over_ranks(gradients, metrics)
                 self.record_metrics(metrics)
                 self._apply(gradients)
 
@@ -267,7 +279,7 @@ class OnPolicyLearner(Learner):
     def shuffle(self) -> None:
         """Draw a new order of all samples."""
         number = torch.arange(self.order.shape[0], device=self.order.device)
-        draws = random.bits(random.fold(self.key, 2 * self.shuffled + 1), number)
+        draws = random.bits(self.own_key(random.fold(self.key, 2 * self.shuffled + 1)), number)
         self.order.copy_(torch.sort(draws, stable=True).indices)  # stable: draws may be equal
         self.shuffled += 1
 

@@ -61,7 +61,11 @@ def normalize(advantages: Tensor, batch: Tensor | None = None) -> Tensor:
 
     Advantages that are equal but for rounding become 0.
     """
-    deviation, mean = torch.std_mean(advantages if batch is None else batch, correction=0)
+    return standardize(advantages, *torch.std_mean(advantages if batch is None else batch, correction=0))
+
+
+def standardize(advantages: Tensor, deviation: Tensor, mean: Tensor) -> Tensor:
+    """Return advantages with this deviation and mean brought to 1 and 0; where they are equal but for rounding, 0."""
     return (advantages - mean) / (deviation + 1e-5 * (1 + mean.abs()))
 
 
@@ -110,6 +114,8 @@ class Learner(OnPolicyLearner):
         net = networks.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net, POLICY_OUTPUTS)
         self.advantages = torch.zeros(self.rollout.size, device=runtime.device)
+        # With several ranks: advantages normalised over the batch of all ranks that each sample is in, in this epoch.
+        self.normalized = torch.zeros_like(self.advantages) if self.several_ranks else None
         self.update_kl = torch.zeros((), device=runtime.device)  # () float32: largest KL divergence in this update
         self.ema_network = copy.deepcopy(self.net).requires_grad_(False) if config.ema_decay else None
         if self.ema_network is not None and config.batch_norm:
@@ -141,9 +147,24 @@ class Learner(OnPolicyLearner):
         returns = advantages + self.rollout.outputs["value"]
         self.advantages.copy_(advantages)
         self.targets.copy_(returns)
-        self.net.update_return_stats(returns)
+        if not self.several_ranks:
+            self.net.update_return_stats(returns)
         self.update_kl.zero_()
         self.update_learning_rate()
+
+    @torch.no_grad()
+    def share_targets(self) -> None:
+        """Update the return statistics with the returns of all ranks."""
+        self.net.include_returns(*self.ranks.var_mean(self.targets))
+
+    @torch.no_grad()
+    def share_batches(self) -> None:
+        """Normalise advantages over the batches of all ranks: one exchange for all batches of an epoch."""
+        assert self.normalized is not None
+        advantages = self.advantages[self.order].view(-1, self.samples_per_update)
+        variance, mean = self.ranks.var_mean(advantages)
+        normalized = standardize(advantages, variance.sqrt().unsqueeze(1), mean.unsqueeze(1))
+        self.normalized.index_copy_(0, self.order, normalized.flatten())
 
     def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss and the metrics; advantages are normalised over the whole batch."""
@@ -154,7 +175,10 @@ class Learner(OnPolicyLearner):
         log_probs = logits.log_softmax(1)
         entropy = -(log_probs.exp() * log_probs).sum(1).mean()  # an illegal action has probability 0
         logp, old_logp = gather(log_probs, rollout.action[index]), rollout.outputs["logp"][index]
-        advantages = normalize(self.advantages[index], None if batch is None else self.advantages[batch])
+        if self.normalized is not None:
+            advantages = self.normalized[index]
+        else:
+            advantages = normalize(self.advantages[index], None if batch is None else self.advantages[batch])
         surrogate = policy_loss(logp, old_logp, advantages, config.clip_range)
         value_loss = 0.5 * ((value - self.targets[index]) / self.net.deviation).square().mean()
         entropy_coef = linear(config.entropy_coef, config.entropy_end, self.progress)

@@ -143,8 +143,8 @@ class Learner(OnPolicyLearner):
 
     def current_metrics(self) -> dict[str, float]:
         """Return the mean epsilon of the environments."""
-        env_index = torch.arange(self.num_envs, device=self.progress.device)
-        return {"epsilon": float(epsilon(self.config, self.progress, env_index, self.num_envs).mean())}
+        env_index = torch.arange(self.total_envs, device=self.progress.device)
+        return {"epsilon": float(epsilon(self.config, self.progress, env_index, self.total_envs).mean())}
 
     def model(self) -> dict[str, Tensor]:
         return dict(self.net.state_dict())

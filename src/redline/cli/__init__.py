@@ -16,6 +16,7 @@ from redline.cli import streams
 from redline.cli.command import COMMANDS, by_position
 from redline.cli.parse import parse
 from redline.core.errors import UserError, nearest
+from redline.engine.launch import launched
 from redline.run.run_folder import to_stderr
 
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -28,7 +29,8 @@ def main(words: Sequence[str] | None = None) -> None:
         code = run(list(sys.argv[1:] if words is None else words))
         streams.flush_output()
     except UserError as error:
-        to_stderr(f"redline: {error}")
+        if not getattr(error, "reported", False):
+            to_stderr(f"redline{_rank()}: {error}")
         code = error.exit_code
     except KeyboardInterrupt as interrupt:
         code = _end_interrupted(interrupt, as_program=words is None)
@@ -97,6 +99,11 @@ def _out_of_memory(error: Exception) -> str:
     return (
         "There is too little memory for this command: end other programs, or choose smaller sizes or another --device."
     )
+
+
+def _rank() -> str:
+    """Return ` (rank N)` in a rank other than 0 of several, else an empty string."""
+    return f" (rank {launch.rank})" if (launch := launched()) and launch.rank else ""
 
 
 def _version() -> str:

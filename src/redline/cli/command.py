@@ -66,14 +66,14 @@ def check_least(options: Any, **minima: float) -> None:
             raise UserError(f"{name} is {value:g}; expected at least {least:g}.")
 
 
-def show_progress(title: str, erase: bool = False) -> Progress:
+def show_progress(title: str, erase: bool = False, quiet: bool = False) -> Progress:
     """Return the display of what a command is doing, at first of loading torch. Enter it before importing torch.
 
-    erase: remove the panel from a terminal at the end.
+    erase: remove the panel from a terminal at the end. quiet: show nothing.
     """
     from redline.run.progress import Progress
 
-    progress = Progress(title, erase=erase)
+    progress = Progress(title, erase=erase, quiet=quiet)
     progress.start_activity("Loading PyTorch", announce="torch" not in sys.modules)
     return progress
 

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,10 @@ class ActorCollector(CPUCollector):
         self._reset_metrics()
 
     def _make_server(self, acted: int, key: int) -> InferenceServer:
-        policy = ActorPolicy(self.rules, self.algo, self.config, self.num_envs, key, self.device)
+        first = self.learner.first_env
+        policy = ActorPolicy(self.rules, self.algo, self.config, self.learner.total_envs, key, self.device)
         requests = [
-            Request(ring, torch.arange(envs.start, envs.stop))
+            Request(ring, torch.arange(first + envs.start, first + envs.stop))
             for ring, envs in zip(self.shared.rings, self.shared.slices, strict=True)
         ]
         control = self.shared.control
@@ -159,7 +160,7 @@ class ActorCollector(CPUCollector):
                 control_offset=shared.control_offset,
                 weights_offset=shared.weights_offset,
                 status_offset=status_offset,
-                groups=groups,
+                groups=tuple(replace(group, first=self.learner.first_env + group.first) for group in groups),
                 env=options.env,
                 env_options=asdict(self.rules.config),
                 time_limit=self.rules.time_limit,
@@ -169,7 +170,7 @@ class ActorCollector(CPUCollector):
                 central=options.central,
                 algo=self.algo.name,
                 algo_options=asdict(self.config),
-                num_envs=self.num_envs,
+                num_envs=self.learner.total_envs,
                 seed=options.seed,
                 check=self.check,
                 number=self.number,

@@ -11,7 +11,7 @@ from typing import Any
 class GroupJob:
     """Environments of an actor that step together, and the ring their rows go to."""
 
-    first: int  # number of the first among the environments of all actors
+    first: int  # number of the first among all environments of the run
     num_envs: int
     ring_offset: int  # in the shared memory
     ring_spec: dict[str, Any]  # of SharedRingSpec.to_json
@@ -37,7 +37,7 @@ class ActorJob:
     central: bool  # request actions from the inference server; else choose them with a copy of the policy
     algo: str
     algo_options: dict[str, Any]
-    num_envs: int  # of all actors
+    num_envs: int  # of the run
     seed: int
     check: bool  # verify checksums
     number: int = 0  # with `seed`, chooses the episodes

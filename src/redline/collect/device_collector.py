@@ -92,8 +92,8 @@ class DeviceCollector(Collector):
         return own | {name: x for name, x in saved.items() if name in own or not name.startswith(_SNAPSHOTS)}
 
     def restart_episodes(self, seed: int, number: int) -> None:
-        num_envs = len(self.envs.key)
-        env_index = number * num_envs + torch.arange(num_envs, device=self.envs.key.device)
+        first = number * self.learner.total_envs + self.learner.first_env
+        env_index = first + torch.arange(len(self.envs.key), device=self.envs.key.device)
         assign(self.envs, batch.reset(self.rules, batch.env_keys(seed, env_index)))
         if self.snapshots is not None:
             assign(self.snapshots, init_backplay(self.envs))

@@ -44,7 +44,7 @@ def make_collector(
             rules.game, rules.config, num_envs, rules.time_limit, options.backplay, options.backplay_steps
         )
         supervisor = EnvSupervisor(gym_envs, notify)
-        gym_envs.reset(options.seed)
+        gym_envs.reset(options.seed, first=learner.first_env)
         return SyncCollector(rules, learner, supervisor, device, prepare)
 
     if not options.actors:

@@ -136,7 +136,7 @@ class SyncCollector(CPUCollector):
         return self.supervisor.describe(env_index)
 
     def restart_episodes(self, seed: int, number: int) -> None:
-        self.envs.reset(seed, number)
+        self.envs.reset(seed, number, self.learner.first_env)
         self.episode_start.fill_(True)
 
     def close(self) -> None:

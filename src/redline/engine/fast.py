@@ -13,6 +13,7 @@ import torch
 from redline.core.errors import UserError
 from redline.core.faults import reach
 from redline.core.records import Hardware
+from redline.engine.distributed import SINGLE, Ranks
 from redline.engine.out_of_memory import is_out_of_memory
 from redline.engine.runtime import Runtime
 
@@ -55,11 +56,12 @@ def runtime(
     cudnn_benchmark: bool = False,
     fused_optimizer: bool = True,
     pin_memory: bool = True,
+    ranks: Ranks = SINGLE,
 ) -> Runtime:
     """Return the Runtime for learners; sets the switches of cuBLAS and cuDNN on a GPU."""
     set_gpu_switches(device, precision, cudnn_benchmark)
     amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return Runtime(device, amp, compiler, folder, compiler.notify, fused_optimizer, pin_memory)
+    return Runtime(device, amp, compiler, folder, compiler.notify, fused_optimizer, pin_memory, ranks)
 
 
 def set_gpu_switches(device: torch.device, precision: str, cudnn_benchmark: bool) -> None:

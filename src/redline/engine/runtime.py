@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from redline.engine.distributed import SINGLE, Ranks
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -21,6 +23,7 @@ class Runtime:
     notify: Callable[[str], None] = print  # shows a message to the user
     fused_optimizer: bool = True  # update all weights as one vector; else layer by layer
     pin_memory: bool = True  # page-lock host memory that is copied to and from a GPU
+    ranks: Ranks = SINGLE  # the processes that train together
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matrix products run in `amp_dtype`."""

@@ -36,9 +36,16 @@ class _GoodState(NamedTuple):
 class DivergenceGuard:
     """Keeps the last good weights of a learner and restores them when its updates are no longer finite."""
 
-    def __init__(self, learner: Learner, notify: Callable[[str], None], env_steps: int = 0, rollbacks: int = 0) -> None:
-        """Continue a run that has gone back `rollbacks` times."""
-        self.learner, self.notify, self.rollbacks = learner, notify, rollbacks
+    def __init__(
+        self,
+        learner: Learner,
+        notify: Callable[[str], None],
+        env_steps: int = 0,
+        rollbacks: int = 0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Continue a run that has gone back `rollbacks` times. now: the clock that says when to copy weights."""
+        self.learner, self.notify, self.rollbacks, self.now = learner, notify, rollbacks, now
         self._good: list[_GoodState] = []  # at most two, the newest last
         self._copied_at = -math.inf
         self._skipped = int(learner.optimizer.skipped) if learner.optimizer else 0  # at the last log point, in all
@@ -60,7 +67,7 @@ class DivergenceGuard:
         before, self._skipped = self._skipped, int(skipped)
         if before == skipped:
             self._unproven = self.suspect = False
-            if time.monotonic() - self._copied_at >= _COPY_SECONDS and not self.bad_weight():
+            if self.now() - self._copied_at >= _COPY_SECONDS and not self.bad_weight():
                 self._copy(int(record["env_steps"]))
             return ""
         row = int(self.learner.optimizer.skipped_in_row)
@@ -141,7 +148,7 @@ class DivergenceGuard:
             self.learner.optimizer.skipped_in_row.zero_()
 
     def _copy(self, env_steps: int) -> None:
-        self._copied_at = time.monotonic()
+        self._copied_at = self.now()
         with suppress(MemoryError, RuntimeError):  # too little memory: the copies there are must do
             self._good = [*self._good[-1:], _GoodState(env_steps, copy_to_host(self.learner.trained_state()))]
 

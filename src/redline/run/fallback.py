@@ -24,7 +24,16 @@ def save_elsewhere(plan: Plan, config: dict[str, Any], save: Callable[[Checkpoin
         prepare_run_dir(folder)
         with RunLock(folder, notify=notify) as lock:
             identity = plan.identity_hash
-            save(Checkpoints(folder, lock=lock, config_hash=identity, env_hash=identity, notify=notify))
+            save(
+                Checkpoints(
+                    folder,
+                    lock=lock,
+                    config_hash=identity,
+                    env_hash=identity,
+                    world_size=plan.ranks.size,
+                    notify=notify,
+                )
+            )
             write_config(folder, config)
     except StorageError as error:
         return f"It could not be saved in {folder} either: {error}"

@@ -57,6 +57,16 @@ class Metrics:
             self._wandb.close()
 
 
+class NoMetrics:
+    """The logs of a rank that writes none."""
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Drop a record."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class _Log(Protocol):
     def write(self, record: dict[str, Any]) -> None: ...
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from redline.run.plan import Plan
+from redline.run.plan import Plan, share_of
 
 
 def opening_lines(plan: Plan) -> list[str]:
@@ -16,6 +16,8 @@ def opening_lines(plan: Plan) -> list[str]:
         f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
         f"{', compiled' if plan.compile else ''}{', CUDA graphs' if plan.graph else ''}."
     ]
+    if plan.ranks.size > 1:
+        lines.append(_describe_ranks(plan))
     if sources := plan.name_sources():
         lines.append(sources)
     if plan.settings.device == "auto" and torch.cuda.is_available():
@@ -36,6 +38,19 @@ def opening_lines(plan: Plan) -> list[str]:
             "Compiling: usually 20 to 90 seconds, longest the first time on a machine; they do not count as training."
         )
     return lines
+
+
+def _describe_ranks(plan: Plan) -> str:
+    """How the work is shared between ranks."""
+    ranks, own = plan.ranks, share_of(plan)
+    shared = ""
+    if ranks.shares_device:
+        shared = " Ranks share a GPU, which helps to test but not to train: NCCL needs one GPU for each."
+    split = "" if ranks.captures or not plan.graph else " Gradients pass through the host, outside of CUDA graphs."
+    return (
+        f"{ranks.size} ranks ({ranks.backend}): {plan.num_envs:,} environments, {own.num_envs:,} a rank; batch "
+        f"{plan.algo_config.batch_size:,}, {own.algo_config.batch_size:,} a rank.{shared}{split}"
+    )
 
 
 def finished_line(plan: Plan, result: dict[str, Any]) -> str:

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from redline.algos.algorithm import Algorithm
+from redline.core.errors import UserError
 from redline.core.records import Hardware
+from redline.engine.distributed import SINGLE, Ranks
 from redline.envs import Rules
 from redline.recipes import Recipe, Setting
+from redline.replay.contract import UsesReplay
 from redline.run.curriculum import Curriculum
 from redline.run.settings import Settings
 
@@ -26,7 +29,7 @@ DEFAULT_SOURCES = ("algorithm default", "environment default")
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, decided in every part."""
+    """A run, decided in every part. Its numbers are those of all ranks together; `share_of` gives those of one."""
 
     settings: Settings
     rules: Rules
@@ -49,6 +52,13 @@ class Plan:
     # By name of the setting (`env.NAME` for the environment's, NAME for the run's and the algorithm's): value, source
     # (`requested`, `recipe NAME`, `default for …`, `preset NAME`, `derived from …`, `algorithm default`), and reason.
     provenance: dict[str, Setting]
+    ranks: Ranks = SINGLE  # the processes that train together
+
+    @property
+    def own_folder(self) -> Path:
+        """Where this process keeps files of its own, such as a replay file: the run folder, or a folder in it for each rank."""
+        ranks = self.ranks
+        return self.run_dir / f"rank-{ranks.rank}-of-{ranks.size}" if ranks.size > 1 else self.run_dir
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -76,6 +86,8 @@ class Plan:
         decided |= {"curriculum": self.curriculum is not None, "backplay": self.backplay}
         decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
+        if self.ranks.size > 1:
+            decided["ranks"] = self.ranks.size
         return (
             settings
             | decided
@@ -112,6 +124,33 @@ class Plan:
         values = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
         fixed = {name: value for name, value in values.items() if defaults[name] != value}
         return digest([self.settings.env, self.settings.algo, self.identity(), fixed])
+
+
+def share_of(plan: Plan) -> Plan:
+    """Return the part of the plan that one rank runs: of environments, batch, replay memory and actors. All are equal."""
+    size = plan.ranks.size
+    if size == 1:
+        return plan
+    algo, config = plan.settings.algo, plan.algo_config
+    parts = {"num_envs": plan.num_envs, f"{algo}.batch_size": config.batch_size}
+    if plan.settings.actors:
+        parts["actors"] = plan.settings.actors
+    for name, count in parts.items():
+        if count % size:
+            near = max(count // size, 1) * size
+            raise UserError(
+                f"{name} is {count:,}; expected a multiple of {size}, the number of ranks, such as {near:,}."
+            )
+    own = {"batch_size": config.batch_size // size}
+    if isinstance(config, UsesReplay):
+        own["replay_capacity"] = config.replay_capacity // size
+    actors = plan.settings.actors // size if plan.settings.actors else plan.actors // plan.ranks.local_size
+    return dataclasses.replace(
+        plan,
+        num_envs=plan.num_envs // size,
+        algo_config=dataclasses.replace(config, **own),
+        actors=max(actors, 1) if plan.actors else 0,
+    )
 
 
 def digest(record: Any) -> str:

@@ -126,14 +126,23 @@ class Progress:
     """
 
     def __init__(
-        self, title: str, score_name: str = "score", phases: int = 0, file: TextIO | None = None, erase: bool = False
+        self,
+        title: str,
+        score_name: str = "score",
+        phases: int = 0,
+        file: TextIO | None = None,
+        erase: bool = False,
+        quiet: bool = False,
     ) -> None:
-        """Arguments as of `describe`. file: to write to, standard error by default. erase: remove the panel at the end."""
+        """Arguments as of `describe`. file: to write to, standard error by default.
+
+        erase: remove the panel at the end. quiet: show nothing, as a rank other than 0 does.
+        """
         self._erase = erase
         stream = _Stream(
             file or sys.stderr or io.StringIO()
         )  # there is no standard error if it was closed before the start
-        self.console = Console(file=cast(TextIO, stream), highlight=False)
+        self.console = Console(file=cast(TextIO, stream), highlight=False, quiet=quiet)
         self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
         self._fraction: float | None = None  # of the current activity, None: unknown
@@ -147,6 +156,8 @@ class Progress:
         self._said = ""  # the last line
         self._closed = threading.Event()
         self._live: Live | None = None
+        if quiet:
+            return
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             # Printing to the same terminal must pass through the panel; standard output elsewhere must not.
             shared = bool(sys.stdout) and sys.stdout.isatty()

@@ -146,7 +146,8 @@ def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def open_session(plan: Plan, notify: Notify) -> Session:
     """A session for the plan. A run that starts anew does not inherit the replay files of the one before."""
-    backups = {plan.run_dir / name: plan.run_dir / f".old-{name}" for name in replay.run_files()}
+    folder = plan.own_folder
+    backups = {folder / name: folder / f".old-{name}" for name in replay.run_files()}
     moved = {file: old for file, old in backups.items() if plan.settings.resume == "never" and file.exists()}
     for file, old in moved.items():
         file.rename(old)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.algos.learner import Learner, check_learner
+from redline.algos.learner import Learner, check_learner, check_ranks
 from redline.collect.collector import CollectorOptions
 from redline.collect.factory import make_collector
 from redline.core.faults import reach, spoil
@@ -16,7 +16,7 @@ from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
 from redline.run.memory import check_memory
-from redline.run.plan import Plan
+from redline.run.plan import Plan, share_of
 
 _BETWEEN, _PLAYING, _LEARNING = (
     "between iterations",
@@ -31,7 +31,8 @@ class Session:
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.plan, self.notify = plan, notify
         reach("session")
-        micro_batches = check_memory(plan)
+        own = share_of(plan)  # the part of this rank
+        micro_batches = check_memory(own)
         if plan.threads:
             torch.set_num_threads(plan.threads)
         if plan.device.type == "cuda":  # streams and events belong to the current device
@@ -44,22 +45,26 @@ class Session:
             plan.device,
             plan.precision,
             self.compiler,
-            plan.run_dir,
+            plan.own_folder,
             settings.cudnn_benchmark,
             settings.fused_optimizer,
             settings.pin_memory,
+            plan.ranks,
         )
         rules, self.phase = plan.rules, 0  # of the curriculum
         if plan.curriculum:
             first = plan.curriculum.rules[0]
             rules = live_rules(first, plan.curriculum.live, plan.device)
-        keys = batch.env_keys(plan.settings.seed, torch.arange(plan.num_envs, device=plan.device))
+        number = plan.ranks.rank * own.num_envs  # of this rank's first environment
+        env_index = torch.arange(number, number + own.num_envs, device=plan.device)
+        keys = batch.env_keys(plan.settings.seed, env_index)
         envs = batch.reset(rules, keys)
         seed, accumulate = plan.settings.seed, plan.settings.accumulate
         self.learner: Learner = plan.algo.Learner(
-            rules, plan.algo_config, envs.game, plan.num_envs, seed, runtime, accumulate
+            rules, own.algo_config, envs.game, own.num_envs, seed, runtime, accumulate
         )
         check_learner(self.learner)
+        check_ranks(self.learner, plan.settings.algo)
         if plan.settings.oom == "stop":
             self.learner.max_micro_batches = 1
         self.learner.micro_batches = min(micro_batches, self.learner.max_micro_batches)
@@ -68,7 +73,7 @@ class Session:
         options = CollectorOptions(
             env=plan.settings.env,
             seed=seed,
-            actors=plan.actors,
+            actors=own.actors,
             central=plan.inference == "central",
             publish=plan.settings.publish,
             drop_oldest=plan.settings.drop_oldest,
@@ -79,7 +84,7 @@ class Session:
             backplay_steps=plan.settings.backplay_steps,
         )
         self.collector = make_collector(
-            options, rules, envs, self.learner, plan.algo, plan.algo_config, plan.device, self._fast, notify
+            options, rules, envs, self.learner, plan.algo, own.algo_config, plan.device, self._fast, notify
         )
         self._build()
         # Counters of the host: how often each was launched. The device has its own; the two are never compared.
@@ -107,11 +112,14 @@ class Session:
         self._update = self.learner.update
         self._collect = self._without_gradients(self.compiler(self.collector.step))
         self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
-        self._collect_and_learn = self._graph(self._play_and_learn)
+        # Gradients that travel through the host split the iteration: play is captured, learning is not.
+        whole = self.plan.ranks.captures
+        self._collect_and_learn = self._graph(self._play_and_learn) if whole else self._play_then_learn
 
     def _graph(self, function: Callable[[], None]) -> fast.Graph:
         """Return a function that learns, as a graph; where that does not fit into memory, batches are split."""
-        return fast.Graph(function, self.plan.graph, self.notify, self.learner.split_batches)
+        captured = self.plan.graph and self.plan.ranks.captures
+        return fast.Graph(function, captured, self.notify, self.learner.split_batches)
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
@@ -131,6 +139,12 @@ class Session:
         reach("update")
         self._update()
 
+    def _play_then_learn(self) -> None:
+        self._collect_only()
+        self._stage = _LEARNING
+        reach("update")
+        self._update()
+
     @property
     def steps_per_iteration(self) -> int:
         return self.learner.rollout_steps * self.plan.num_envs
@@ -140,8 +154,13 @@ class Session:
         return self.iterations * self.steps_per_iteration
 
     @property
+    def samples_per_update(self) -> int:
+        """Samples in one gradient step, of all ranks."""
+        return self.plan.ranks.size * self.learner.samples_per_update
+
+    @property
     def samples_trained(self) -> int:
-        return self.updates * self.learner.samples_per_update
+        return self.updates * self.samples_per_update
 
     def iterate(self, count: int, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Run `count` iterations: `rollout_steps` steps in every environment, then an update if the learner is ready.
@@ -192,7 +211,7 @@ class Session:
         if parts == self._told_micro_batches:
             return
         self._told_micro_batches = parts
-        size = self.plan.algo_config.batch_size
+        size = self.learner.config.batch_size
         self.notify(
             f"{reason}: gradients of a batch of {size:,} are computed in {parts} parts of {-(-size // parts):,} samples, one "
             "after another, and are the same."

@@ -23,6 +23,7 @@ _ABOVE_ZERO = (
     "checkpoint_minutes",
     "log_seconds",
     "grace",
+    "rank_timeout",
 )
 _MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
 # Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
@@ -79,6 +80,7 @@ class Settings:
     ring_rows: int = 0  # steps of its environments that an actor may be ahead of the learner; 0: automatic
     staged_rows: int = 0  # steps of all environments moved from actors to the learner at once, at least; 0: automatic
     drop_oldest: bool = False  # overwrite steps that the learner has not read in time; otherwise actors wait
+    rank_timeout: float = 600.0  # seconds that a rank waits for the others before it gives up (torchrun)
     backplay: float | None = None  # fraction of episodes that start shortly before the last loss; not counted in scores
     backplay_steps: int = 32  # steps before the loss, at least; at most twice as many
     curriculum: bool | None = (

@@ -17,11 +17,14 @@ import torch
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
 from redline.core.errors import EnvsLost, StorageError, UserError
-from redline.engine import hardware
+from redline.engine import distributed, hardware
+from redline.engine.distributed import ReportedByLeader
 from redline.engine.fast import first_line
+from redline.engine.launch import follows
 from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.envs import env_activity
-from redline.run import final_evaluation, resume, thread_choice
+from redline.run import final_evaluation, resume
+from redline.run import ranks as rank_share
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.divergence import DivergenceGuard
@@ -29,11 +32,12 @@ from redline.run.failure import TrainingFailed, training_failed
 from redline.run.fallback import save_elsewhere
 from redline.run.live_weights import LiveWeights
 from redline.run.manifest import FOLDER
-from redline.run.metrics_log import Metrics
+from redline.run.metrics_log import Metrics, NoMetrics
 from redline.run.opening import finished_line, opening_lines
 from redline.run.plan import Plan
 from redline.run.preemption import watch_for_notice
 from redline.run.progress import Progress, device_use, quantity
+from redline.run.ranks import Decision
 from redline.run.run_folder import ENV_ACTIVITY, RESULT, remove_unused, write_config, write_json
 from redline.run.session import Session
 from redline.run.settings import Settings
@@ -66,22 +70,24 @@ def train(
 
     progress: where to show it; closed at the end. signals: those entered already, by a program that began with them.
     on_folder: called with the run folder once it is chosen and locked.
+    Started by torchrun, this process is one rank of the run; rank 0 writes the folder and evaluates.
     """
     with (
-        progress or Progress(settings.env) as progress,
+        progress or Progress(settings.env, quiet=follows()) as progress,
         nullcontext(signals) if signals else StopSignals(progress.say, settings.grace) as signals,
         watch_for_notice(settings.preemption_notice, signals),
         Watchdog(
             settings.env, lambda text, code: signals.end_process(f"{text}\n{signals.describe_saved()}", code)
         ) as watchdog,
+        closing(distributed.join(settings.device, settings.rank_timeout)) as ranks,
     ):
         if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         progress.start_activity("Choosing settings")
-        plan = thread_choice.decide(settings)
+        plan = rank_share.decide(settings, ranks)
         deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-        new_folder = not plan.run_dir.exists()
-        prepare_run_dir(plan.run_dir)
+        new_folder = ranks.leads and not plan.run_dir.exists()
+        ranks.lead(lambda: prepare_run_dir(plan.run_dir))
         signals.describe_saved = lambda: describe_saved(plan.run_dir)
         watchdog.allow(plan.rules.config)
         progress.describe(
@@ -90,7 +96,8 @@ def train(
             len(plan.curriculum.phases) if plan.curriculum else 0,
         )
         try:
-            with RunLock(plan.run_dir, notify=progress.say) as lock, _env_activity(plan):
+            lock = ranks.lead(lambda: RunLock(plan.run_dir, notify=progress.say))
+            with lock if ranks.leads else nullcontext() as lock, _env_activity(plan):
                 _set_deterministic(deterministic or settings.deterministic)
                 on_folder(plan.run_dir)
                 return _train_within_memory(plan, lock, progress, signals, watchdog)
@@ -107,13 +114,13 @@ def train(
 
 
 def _env_activity(plan: Plan) -> AbstractContextManager[None]:
-    """Record which environment this process plays, for the next start if it ends the process."""
-    in_this_process = plan.rules.game.ON_CPU and not plan.actors
+    """Record which environment this process plays, for the next start if it ends the process; rank 0 does."""
+    in_this_process = plan.rules.game.ON_CPU and not plan.actors and plan.ranks.leads
     return env_activity.kept_in(plan.run_dir / ENV_ACTIVITY) if in_this_process else nullcontext()
 
 
 def _train_within_memory(
-    plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals, watchdog: Watchdog
+    plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSignals, watchdog: Watchdog
 ) -> Run:
     """Train; where memory runs out and smaller parts of batches do not help, once again from the newest checkpoint.
 
@@ -128,7 +135,7 @@ def _train_within_memory(
             if not is_out_of_memory(error):
                 raise
             newest = newest_checkpoint(plan.run_dir)
-            if plan.settings.oom == "stop" or newest in tried:
+            if plan.settings.oom == "stop" or newest in tried or plan.ranks.active:  # other ranks would wait
                 raise _out_of_memory(plan, newest) from error
         free_caches()
         tried.add(newest)
@@ -140,37 +147,47 @@ def _train_within_memory(
             plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, resume="auto"))
 
 
-def _train(plan: Plan, lock: RunLock, progress: Progress, signals: StopSignals, watchdog: Watchdog) -> Run:
+def _train(plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSignals, watchdog: Watchdog) -> Run:
     """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
-    notes = resume.check_run_folder(plan)
+    ranks = plan.ranks
+    notes = ranks.lead(lambda: resume.check_run_folder(plan))
     identity = plan.identity_hash
     checkpoints = Checkpoints(
         plan.run_dir,
         lock=lock,
         config_hash=identity,
         env_hash=identity,
+        world_size=ranks.size,
         check=resume.check_state,
         notify=progress.say,
     )
-    finished = resume.finished_result(plan, checkpoints)
+    finished = ranks.lead(lambda: resume.finished_result(plan, checkpoints))
     if finished and not (_PENDING in finished and plan.settings.eval_episodes):
         progress.say(finished_line(plan, finished))
         return Run(plan.run_dir, finished)
     with closing(resume.open_session(plan, progress.say)) as session:
         watchdog.allow(plan.rules.config, session.describe_env)
-        checkpoint = resume.load_checkpoint(plan, checkpoints)
+        checkpoint = rank_share.load_shared(ranks, lambda: resume.load_checkpoint(plan, checkpoints), progress.say)
         trainer = Trainer(plan, session, checkpoints, progress, signals, checkpoint)
-        write_config(plan.run_dir, trainer.describe())
+        rank_share.check_weights(ranks, session.tensors(replay=False))
+        trainer.write_config()
         for line in (*notes, *opening_lines(plan)):
             progress.say(line)
         with trainer.saving_failures():
             stopped_by = trainer.run()
         result = finished or trainer.result(stopped_by)
-        if plan.settings.eval_episodes and stopped_by not in EXIT_CODES:
+        evaluates = bool(plan.settings.eval_episodes) and stopped_by not in EXIT_CODES
+        if not ranks.leads:
+            if not evaluates:  # torchrun ends all ranks once it sees one fail: rank 0 writes its result first
+                ranks.broadcast(None)
+            return Run(plan.run_dir, result)
+        if evaluates:
             result |= _evaluate_last(plan, session, progress, signals, result)
             if hint := final_evaluation.sampling_hint(plan, result, trainer.last_score):
                 progress.say(hint)
         write_json(plan.run_dir / RESULT, result)
+        if not evaluates:
+            ranks.broadcast(None)
     return Run(plan.run_dir, result)
 
 
@@ -226,7 +243,9 @@ class Trainer:
             steps = quantity(session.env_steps)
             progress.say(f"Continuing {plan.run_dir} from {checkpoint.path.name} ({steps} steps).")
         wandb = plan.describe() if plan.settings.wandb else None
-        self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say, wandb)
+        self.metrics: Metrics | NoMetrics = NoMetrics()
+        if plan.ranks.leads:
+            self.metrics = Metrics(plan.run_dir, session.env_steps, plan.settings.tensorboard, progress.say, wandb)
         self.live_weights = LiveWeights(plan.run_dir)
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
@@ -237,56 +256,71 @@ class Trainer:
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
         self._recorded_micro_batches = session.learner.micro_batches
-        self.guard = DivergenceGuard(session.learner, progress.say, session.env_steps, state.get("rollbacks", 0))
+        self.guard = DivergenceGuard(
+            session.learner,
+            progress.say,
+            session.env_steps,
+            state.get("rollbacks", 0),
+            now=lambda: plan.ranks.broadcast(time.monotonic()),  # all ranks keep the same weights
+        )
         self._acted: int | None = int(session.learner.acted)  # None once the learner was seen to count its steps
 
     def run(self) -> str:
         """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
-        plan, session, signals, saved_at, chunk = self.plan, self.session, self.signals, time.monotonic(), 1
+        plan, session, signals, saved_at = self.plan, self.session, self.signals, time.monotonic()
         self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
         signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
-        stopped_by = self.budget.reached(*self._used())
-        while not stopped_by:
+        decision = self._decide(self.budget.reached(*self._used()), False, 1)
+        while not decision.stopped_by:
             # One step: play and learn for about a second. With tensor games nothing here waits for the device.
-            session.progress = min(self.budget.progress(*self._used()), 1.0)
+            session.progress, chunk = decision.progress, decision.chunk
             before = time.monotonic(), session.env_steps, session.updates
             count = self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration)
             try:
-                session.iterate(count, lambda: signals.pending)
+                session.iterate(count, lambda: signals.pending and not plan.ranks.active)  # ranks stop together, below
             except EnvsLost as error:  # everything learned until now is saved
+                if plan.ranks.active:  # the others wait for the rest of this iteration
+                    raise
                 self.progress.say(str(error))
-                stopped_by = "actors" if isinstance(error, ActorsLost) else "envs"
+                lost = "actors" if isinstance(error, ActorsLost) else "envs"
+                decision = dataclasses.replace(decision, stopped_by=lost)
                 break
 
             # Once a step: read the metrics, the one look at the device.
             record, seconds = self._log(*before)
             chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
-            stopped_by = self.guard.check(record)
+            stopped_by = self.guard.check(record) or signals.caught or self.budget.reached(*self._used())
             self._check_saves()
 
             # Once in a while, or on SIGUSR1: a checkpoint, written while training goes on.
             due = signals.save_requested or time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes
-            if due and not stopped_by and not self.guard.suspect:
-                stopped_by = self.guard.before_save()
-                if not stopped_by:
+            decision = self._decide(stopped_by, due and not self.guard.suspect, chunk)
+            if decision.save and not decision.stopped_by:
+                decision = dataclasses.replace(decision, stopped_by=self.guard.before_save())
+                if not decision.stopped_by:
                     if signals.save_requested:
                         self.checkpoints.wait()  # a save is dropped while another one is written
                         signals.save_requested = False
                     self._save(background=True)
                 saved_at = time.monotonic()
-
-            stopped_by = stopped_by or signals.caught or self.budget.reached(*self._used())
+        stopped_by = decision.stopped_by
         self.clock.stop()
         signals.loop_is_back()
         self.checkpoints.wait()
         if stopped_by not in EXIT_CODES:
             stopped_by = self.guard.before_save() or self.guard.at_end() or stopped_by
-        if self.checkpoints.last_step != session.env_steps and not self.guard.bad_weight():
+        unsaved = plan.ranks.lead(lambda: self.checkpoints.last_step != session.env_steps)
+        if unsaved and not self.guard.bad_weight():
             self.progress.start_activity("Saving")
             self._save(background=False)
         signals.saved(_EVALUATING)
         self.metrics.close()
         return stopped_by
+
+    def _decide(self, stopped_by: str, save: bool, chunk: int) -> Decision:
+        """Return what to do next, the same on all ranks."""
+        progress = min(self.budget.progress(*self._used()), 1.0)
+        return rank_share.agree(self.plan.ranks, Decision(stopped_by, save, chunk, progress))
 
     @contextmanager
     def saving_failures(self) -> Iterator[None]:
@@ -307,6 +341,8 @@ class Trainer:
 
     def _rescue(self) -> str:
         """Save the state after an exception, in the midst of an iteration perhaps; return a sentence about it."""
+        if self.plan.ranks.active:  # the others are elsewhere
+            return describe_saved(self.plan.run_dir)
         try:
             self.session.end_iteration()
             if self.session.env_steps == self._steps_before:
@@ -318,6 +354,11 @@ class Trainer:
             reason = str(error) if isinstance(error, StorageError) else first_line(error)
             return f"{reason.rstrip('.')}. {describe_saved(self.plan.run_dir)}"
         return describe_saved(self.plan.run_dir)
+
+    def write_config(self) -> None:
+        """Write config.json; rank 0 does."""
+        if self.plan.ranks.leads:
+            write_config(self.plan.run_dir, self.describe())
 
     def describe(self) -> dict[str, Any]:
         """Return the content of config.json: the settings and, where batches are split to fit into memory, the parts."""
@@ -331,7 +372,9 @@ class Trainer:
     def _log(self, started: float, steps: int, updates: int) -> tuple[dict[str, Any], float]:
         """Write and show a log record of the iterations since `started`; return it and the seconds they took."""
         session = self.session
+        self.plan.ranks.wait_for_device()
         episode_stats = session.collector.episode_stats.read()  # waits for the device
+        episode_stats = rank_share.merge_episode_stats(self.plan.ranks, episode_stats)
         if self._acted is not None:
             check_acted(session.learner, self._acted)
             self._acted = None
@@ -350,7 +393,7 @@ class Trainer:
             "seconds": self.clock.seconds,
             **session.describe_phase(),
             "env_steps_per_second": (session.env_steps - steps) / seconds,
-            "samples_per_second": (session.updates - updates) * session.learner.samples_per_update / seconds,
+            "samples_per_second": (session.updates - updates) * session.samples_per_update / seconds,
             "updates_per_second": (session.updates - updates) / seconds,
             **episode_stats,
             **session.read_metrics(session.updates - self._logged_updates),
@@ -360,12 +403,13 @@ class Trainer:
         }
         if session.learner.micro_batches != self._recorded_micro_batches:
             self._recorded_micro_batches = session.learner.micro_batches
-            write_config(self.plan.run_dir, self.describe())
+            self.write_config()
         self._logged_updates = session.updates
         self._score = record.get("score")
         self.last_score = record.get("score", self.last_score)
         self.metrics.write(record)
-        self.live_weights.publish(lambda: session.learner.state_dict()["model"], session.env_steps)
+        if self.plan.ranks.leads:
+            self.live_weights.publish(lambda: session.learner.state_dict()["model"], session.env_steps)
         done = self.budget.progress(*self._used())
         self.progress.show(record, done, seconds_left(done, self.clock.training))
         return record, seconds
@@ -374,18 +418,23 @@ class Trainer:
         """Save the run; where that fails in the foreground, save it elsewhere and raise StorageError."""
         try:
             self._save_to(self.checkpoints, background)
-        except StorageError as error:
+        except (StorageError, ReportedByLeader) as error:
             raise self._save_elsewhere(str(error)) from error
 
     def _check_saves(self) -> None:
         """Stop a run whose checkpoints fail again and again: it would train for days and lose everything."""
-        if self.checkpoints.failures >= _MAX_FAILED_SAVES and not self.checkpoints.busy:
+        checkpoints = self.checkpoints
+        if self.plan.ranks.lead(lambda: checkpoints.failures >= _MAX_FAILED_SAVES and not checkpoints.busy):
             raise self._save_elsewhere(
                 f"{self.checkpoints.failures} checkpoints in a row were not written. {self.checkpoints.last_error}"
             )
 
-    def _save_elsewhere(self, problem: str) -> StorageError:
+    def _save_elsewhere(self, problem: str) -> UserError:
         self.signals.loop_is_back()
+        if not self.plan.ranks.leads:
+            if self.plan.settings.fallback_dir is not None:  # rank 0 saves this rank's part, too
+                self._save_to(self.checkpoints, background=False)
+            return ReportedByLeader(problem, StorageError.exit_code)
         sentence = save_elsewhere(
             self.plan, self.describe(), lambda place: self._save_to(place, background=False), self.progress.say
         )
@@ -406,9 +455,8 @@ class Trainer:
         }
         # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
         level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
-        checkpoints.save(
-            session.env_steps, tensors, state, score=self._score, resume_level=level, background=background
-        )
+        how = {"score": self._score, "resume_level": level, "background": background}
+        rank_share.save(self.plan.ranks, checkpoints, session.env_steps, tensors, state, **how)
 
     def result(self, stopped_by: str) -> dict[str, Any]:
         """The result of training, without evaluation. Speeds are those of this start, from its first update if it had more."""

@@ -17,6 +17,7 @@ from redline.cli.page import check_port, web_extra
 from redline.cli.parse import fold, merge_config
 from redline.cli.schema import Option
 from redline.core.errors import StorageError
+from redline.engine.launch import follows
 from redline.run.options import parse_value
 from redline.run.run_folder import check_writable, to_stderr
 from redline.run.settings import Settings, from_words
@@ -61,15 +62,17 @@ def run(request: Request) -> int:
     if parse_value(bool, str(merged.options.pop("print_config", False)), "print_config"):
         return print_config(merged)
     page, settings = dashboard_options(merged.options), read_settings(merged)
-    check_writable(Path(settings.run_dir or "runs"))  # before torch is loaded, which takes seconds
-    progress = show_progress(settings.env)
+    quiet = follows()  # rank 0 speaks for all
+    if not quiet:
+        check_writable(Path(settings.run_dir or "runs"))  # before torch is loaded, which takes seconds
+    progress = show_progress(settings.env, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(progress)
         signals = stack.enter_context(StopSignals(progress.say, settings.grace, progress.close, ends_process=True))
         from redline.run.train import EXIT_CODES, train
 
         def open_dashboard(run_dir: Path) -> None:
-            if page:
+            if page and not quiet:
                 from redline.web.dashboard import Dashboard
 
                 stack.callback(Dashboard(run_dir, *page, progress.say).close)
@@ -77,7 +80,9 @@ def run(request: Request) -> int:
         result = train(settings, progress, signals, open_dashboard).result
         code = EXIT_CODES.get(result["stopped_by"], 0)
         try:
-            if request.json:
+            if quiet:
+                pass
+            elif request.json:
                 request.print_json(result)
             else:
                 streams.write(closing_lines(result, request.options) + "\n")
@@ -151,13 +156,14 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
         repeated = {name: value for name, value in options.items() if name not in _BUDGET} | budget
     program, run_dir = _program(), result["run"]
     in_terminal = "" if importlib.util.find_spec("starlette") else " --terminal"  # without the extra `web`
+    again = f"torchrun --standalone --nproc-per-node={settings['ranks']} -m redline" if "ranks" in settings else program
     return "\n".join(
         [
             *lines,
             f"Run folder: {run_dir}",
             f"  evaluate:  {program} eval {shlex.quote(run_dir)}",
             f"  watch:     {why_not_drawn(rules) or f'{program} watch {shlex.quote(run_dir)}{in_terminal}'}",
-            f"  continue:  {program} train {shlex.join([result['env'], *_words(repeated)])}",
+            f"  continue:  {again} train {shlex.join([result['env'], *_words(repeated)])}",
         ]
     )
 
