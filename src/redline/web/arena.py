@@ -169,7 +169,10 @@ class Arena:
 
 
 def board_name(env: str, rules: Rules) -> str:
-    """Return the name under which high scores are kept: the game and the options that differ from those for people."""
-    usual = change_rules(make_rules(env, {}), rules.game.HUMAN).config
-    options = [f"{name}={value}" for name, value in sorted(vars(rules.config).items()) if vars(usual)[name] != value]
-    return " ".join([env, *options])
+    """Return the name under which high scores are kept: the game and its options that differ from those for people.
+
+    Rewards do not count: a person plays for the score.
+    """
+    usual = vars(change_rules(make_rules(env, {}), rules.game.HUMAN).config)
+    options = {name: value for name, value in sorted(vars(rules.config).items()) if usual[name] != value}
+    return " ".join([env, *(f"{name}={value}" for name, value in options.items() if not name.startswith("reward"))])

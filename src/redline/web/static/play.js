@@ -55,7 +55,7 @@ function draw() {
     box.hidden = !game || !stage;
     if (box.hidden) continue;
     const side = game.side ? 110 : 0;
-    const room = narrow ? (window.innerWidth - 56 - (two ? 30 : 0)) / (two ? 2 : 1) - (two ? 0 : side) : Math.min(560, (Math.min(window.innerWidth, 1360) - 400) / (two ? 2 : 1) - side);
+    const room = narrow ? (window.innerWidth - 56 - (two ? 30 : 0)) / (two ? 2 : 1) - (two ? 0 : side) : Math.min(560, (Math.min(window.innerWidth, 1360) - (two ? 484 : 400)) / (two ? 2 : 1) - side);
     box.querySelector(".side").hidden = narrow && two;
     drawGame(box.querySelector("canvas.main"), game, stage, room, window.innerHeight * (narrow ? 0.5 : 0.74));
     drawSideBoards(box.querySelector(".side"), game, stage, narrow ? 14 : 22);
