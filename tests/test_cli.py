@@ -291,6 +291,17 @@ def test_watch_as_a_gif(run: str, tmp_path: Path) -> None:
     assert call("watch", run, "--gif", "again.gif", "--max-steps", "5", "--seed", "1").out == ""
 
 
+def test_watch_as_a_video_and_a_page(run: str, tmp_path: Path) -> None:
+    words = ("--mp4", "game.mp4", "--html", "game.html", "--games", "2", "--max-steps", "5")
+    output = call("watch", run, *words, "--json")
+    assert output.code == 0
+    assert b"ftyp" in (tmp_path / "game.mp4").read_bytes()[:16]
+    assert "<!doctype html>" in (tmp_path / "game.html").read_text()
+    assert len(output.json["games"]) == 2
+    assert "game.html: 2 games, score " in output.err
+    assert sorted(os.listdir(tmp_path)) == ["game.html", "game.mp4"]
+
+
 def test_bench_env(tmp_path: Path) -> None:
     line = "bench env --games 2,8 --seconds 0.01 --no-compile --device cpu"
     output = call(f"{line} --out figures.json --json")
@@ -530,7 +541,7 @@ WRONG = {
     "eval": "redline eval needs RUN",
     "watch --terminal": "redline watch needs RUN",
     "watch RUN --port 99999": "port is 99999; expected 0 (any free one) to 65535.",
-    "watch RUN RUN --terminal": "--terminal and --gif show one run; name one",
+    "watch RUN RUN --terminal": "--terminal and files show one run; name one",
     "play": "redline play needs GAME",
     "play gym:CartPole-v1": "gym:CartPole-v1 cannot be played by keys",
     "play tetris --against RUN": "The agent in ",
@@ -566,7 +577,9 @@ WRONG = {
     "train snake.py": "There is no game 'snake.py'; give the import name instead of a file: snake.",
     "train ./snake.py": "There is no game './snake.py'; give the import name instead of a file: snake.",
     "train snake --algo my/a2c.py": "There is no algorithm 'my/a2c.py'; give the import name instead of a file, from the",
-    "watch RUN --gif out.mp4": "gif is 'out.mp4'; watch writes GIF files only: give a name that ends in .gif.",
+    "watch RUN --gif out.mp4": "gif is 'out.mp4'; give a name that ends in .gif.",
+    "watch RUN --html out.gif": "html is 'out.gif'; give a name that ends in .html.",
+    "watch RUN --mp4 missing/x.mp4": "mp4 is 'missing/x.mp4', but there is no folder missing; create it first.",
     "check snak": "There is no game 'snak'; did you mean 'snake'?",
     "bench train --games 0": "games is (0,); expected one or more numbers of games",
     "bench env --device cuda": "device is 'cuda', but torch",

@@ -81,7 +81,7 @@ def test_mario_is_watched_by_its_screen(tmp_path: Path) -> None:
     assert (result.won, result.outcome) == (False, "game over")  # the pit
     assert result.score >= old_mario.PIT.start
     with Image.open(tmp_path / "mario.gif") as picture:
-        assert picture.size == (256, 240)  # the screen, not what the network sees
+        assert picture.size == (512, 480)  # the screen, not what the network sees
         assert picture.n_frames == result.length + 1
     start = next(watch.play(rules, run_right, 0))
     assert start.picture.shape == (240, 256, 3)

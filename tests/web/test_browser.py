@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
+from redline.run.agent import load_agent
 from redline.web.play_page import PlayPage
+from redline.web.replay import record_games, write_replay
 from redline.web.serve import listen, make_app
 from redline.web.watch_page import WatchPage
 
@@ -103,7 +105,7 @@ class Tab:
         self.page.close()
         if kind is None:
             assert self.errors == []
-            assert self.hosts <= {"127.0.0.1", None}  # None: pictures inside messages
+            assert self.hosts <= {"127.0.0.1", "", None}  # none: files, and pictures inside messages
 
 
 def keep(page: Any, name: str) -> None:
@@ -294,3 +296,33 @@ def test_a_server_that_ends_is_told(browser: Any, runs: list[Path]) -> None:
     tab.page.wait_for_selector("#connection:visible")
     assert "The server has ended" in tab.page.inner_text("#connection")
     tab.page.close()
+
+
+def test_a_replay_is_one_file_with_controls(browser: Any, snake_run: Path, tmp_path: Path) -> None:
+    agent = load_agent(snake_run, "cpu")
+    record = record_games(agent, 0, 2, 30)
+    record["name"] = "</script><script>alert(1)"  # the name of a folder is not trusted
+    write_replay(tmp_path / "replay.html", record, fps=10)
+    tab = Tab(browser, "about:blank")
+    with tab as page:
+        page.goto(f"file://{tmp_path}/replay.html")
+        page.wait_for_selector("canvas[data-drawn]")
+        wait_until(page, "Number(document.querySelector('#time').value) > 2")
+        page.keyboard.press(" ")
+        wait_until(page, "document.querySelector('#play').textContent !== 'Pause'")
+        place = int(page.input_value("#time"))
+        page.keyboard.press("ArrowLeft")
+        assert int(page.input_value("#time")) == place - 1
+        shown = picture(page, "canvas.main")
+        page.click("#step")
+        assert picture(page, "canvas.main") != shown
+        page.select_option("#game", "1")
+        assert page.locator("#game option").count() == 2
+        assert "straight on" in page.inner_text("#outputs")
+        assert page.title().startswith("</script>")
+        keep(page, "replay")
+        assert all(
+            line.startswith("file:")
+            for line in page.evaluate("performance.getEntries().map(e => e.name)")
+            if ":" in line
+        )

@@ -21,7 +21,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from redline.core.errors import UserError
 from redline.web import hub as hub_module
 from redline.web.hub import Hub, Outbox, parse_command
-from redline.web.serve import address, listen, make_app, serve, static_files
+from redline.web.serve import address, listen, make_app, serve
+from redline.web.static_files import static_files
 
 pytestmark = pytest.mark.fault("H6")
 

@@ -24,11 +24,15 @@ def write_gif(path: str | Path, frames: Iterable[Pixels], palette: Palette, scal
     A frame is a board, (H, W) uint8 indices into `palette` drawn with cells of `scale` pixels, or a picture,
     (H, W, 3) uint8 RGB.
     """
-    if not 0.1 <= fps <= 50:  # above 50, viewers fall back to 10
-        raise UserError(f"fps is {fps:g}; a GIF shows 0.1 to 50 frames per second.")
     if len(palette) > 255 or scale < 1:
         raise ValueError(f"a GIF holds at most 255 colours and a scale of at least 1, not {len(palette)} and {scale}")
-    images = list(_images(frames, palette, scale))
+    write_images(path, list(_images(frames, palette, scale)), fps)
+
+
+def write_images(path: str | Path, images: list[Image.Image], fps: float = 12) -> None:
+    """Write pictures of one size as an endless animation; see `write_gif`."""
+    if not 0.1 <= fps <= 50:  # above 50, viewers fall back to 10
+        raise UserError(f"fps is {fps:g}; a GIF shows 0.1 to 50 frames per second.")
     if not images:
         raise ValueError("a GIF needs at least one frame")
     # Hundredths of a second, rounded so that all frames together take the right time.

@@ -1,4 +1,4 @@
-"""Watch an agent play: drawn in the terminal, or recorded as a GIF.
+"""Watch an agent play: drawn in the terminal, or recorded as a GIF or a video.
 
 The game shown is the first one of environment 0 for a seed, as a batch of any size plays it. It runs on the CPU, at a
 person's speed. Tensor games are drawn from their `cells`, CPU environments by their own `render`.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TextIO
 
 import gymnasium
 import torch
+from PIL import Image
 from torch import Tensor
 
 from redline.core.errors import UserError
@@ -26,7 +27,9 @@ from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymState, stacked
 from redline.games import draw_cells
 from redline.tools import draw
-from redline.tools.gif import write_gif
+from redline.tools.gif import write_images
+from redline.tools.pictures import CellDrawings, cell_pixels, enlarge_picture, indexed_boards
+from redline.tools.video import write_mp4
 
 # Observations (1, …) and legal actions (1, A) or None, on the CPU -> actions (1,) int64, on any device.
 Act = Callable[[Tensor, Tensor | None], Tensor]
@@ -56,6 +59,7 @@ class Frame(NamedTuple):
     picture: draw.Pixels  # (H, W) cells of a tensor game, (H, W, 3) RGB of a CPU environment
     result: Result  # so far
     ended: bool
+    links: draw.Pixels | None = None  # (H, W) of a tensor game that says how its cells are linked
 
 
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
@@ -67,16 +71,19 @@ def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     envs = batch.reset(rules, batch.env_keys(seed, torch.arange(1)))
     while True:
-        yield Frame(_cells(rules, envs.game), Result(0, 0, 0.0, False, False), False)
+        painted = draw_cells(rules.game, rules.config, envs.game)
+        yield Frame(painted[0].numpy(), Result(0, 0, 0.0, False, False), False, _links(rules, envs.game))
         ended = False
         while not ended:
+            before = envs.game
             obs, legal = rules.game.observe(rules.config, envs.game), batch.legal(rules, envs.game)
             envs, step = batch.step(rules, envs, act(obs, legal).to("cpu").view(1))
             episode = step.episode
             score, length, reward = int(episode.score), int(episode.length), float(episode.episode_return)
             result = Result(score, length, reward, bool(step.won), bool(step.truncated))
             ended = bool(step.terminated | step.truncated)
-            yield Frame(_cells(rules, step.final_state), result, ended)
+            painted = paint_step(rules, painted, before, step.final_state)
+            yield Frame(painted[0].numpy(), result, ended, _links(rules, step.final_state))
 
 
 @torch.no_grad()
@@ -245,29 +252,68 @@ class _Screen:
         return lines + 2 <= self.rows and columns < self.columns
 
 
-def record_gif(
-    rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000, scale: int = 16
-) -> Result:
-    """Play one game, at most `max_steps` of it, and write it to `path` with cells of `scale` pixels."""
+def record(rules: Rules, act: Act, seed: int, max_steps: int = 2000) -> list[Frame]:
+    """Play one game, at most `max_steps` of it, and return its frames; the last one holds the result."""
     if max_steps < 1:
         raise UserError(f"max_steps is {max_steps}; expected at least 1.")
-    last: list[Frame] = []
-
-    def pictures() -> Iterator[draw.Pixels]:
-        for frame in itertools.islice(play(rules, act, seed), max_steps + 1):  # the first shows the start
-            last[:] = [frame]
-            yield frame.picture
-            if frame.ended:
-                return
-
-    write_gif(path, pictures(), rules.game.PALETTE, scale, fps)
-    return last[0].result if last[0].ended else last[0].result._replace(truncated=True)
+    frames: list[Frame] = []
+    for frame in itertools.islice(play(rules, act, seed), max_steps + 1):  # the first shows the start
+        frames.append(frame)
+        if frame.ended:
+            return frames
+    last = frames[-1]
+    return [*frames[:-1], last._replace(result=last.result._replace(truncated=True))]
 
 
-def _cells(rules: Rules, state: Any) -> draw.Pixels:
-    """Return the board of one game's State, (H, W)."""
-    board: draw.Pixels = draw_cells(rules.game, rules.config, state)[0].numpy()
-    return board
+def record_gif(
+    rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000
+) -> Result:
+    """Play one game, at most `max_steps` of it, and write it to `path` as an animation."""
+    frames = record(rules, act, seed, max_steps)
+    if rules.game.ON_CPU:
+        images = [enlarge_picture(frame.picture).quantize(256, dither=Image.Dither.NONE) for frame in frames]
+    else:
+        drawings = _drawings(rules, frames)
+        images = list(indexed_boards(drawings, ((frame.picture, frame.links) for frame in frames)))
+    write_images(path, images, fps)
+    return frames[-1].result
+
+
+def record_mp4(
+    rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000
+) -> Result:
+    """Play one game, at most `max_steps` of it, and write it to `path` as a video."""
+    frames = record(rules, act, seed, max_steps)
+    drawings = None if rules.game.ON_CPU else _drawings(rules, frames)
+
+    def images() -> Iterator[Image.Image]:
+        for frame in frames:
+            if drawings is None:
+                yield enlarge_picture(frame.picture)
+            else:
+                yield Image.fromarray(drawings.board(frame.picture, frame.links))
+
+    write_mp4(Path(path), images(), fps)
+    return frames[-1].result
+
+
+def _drawings(rules: Rules, frames: list[Frame]) -> CellDrawings:
+    return CellDrawings(rules.game.PALETTE, rules.game.links is not None, cell_pixels(*frames[0].picture.shape))
+
+
+def paint_step(rules: Rules, painted: Tensor, before: Any, after: Any) -> Tensor:
+    """Return the boards of `after` (N, H, W), with colours carried over from `painted` where the game keeps them so."""
+    if rules.game.paint:
+        return rules.game.paint(rules.config, painted, before, after)
+    return draw_cells(rules.game, rules.config, after)
+
+
+def _links(rules: Rules, state: Any) -> draw.Pixels | None:
+    """Return how the cells of one game's board are linked, (H, W); None where the game does not say."""
+    if rules.game.links is None:
+        return None
+    links: draw.Pixels = rules.game.links(rules.config, state)[0].numpy()
+    return links
 
 
 def _line(score_name: str, frame: Frame) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from redline import algos
 from redline.envs import Rules
-from redline.games import draw_cells
 from redline.run.agent import Agent
 from redline.tools.draw import Palette, Pixels
 
@@ -73,13 +72,6 @@ def encode_games(rules: Rules, state: Any, painted: Tensor) -> list[dict[str, An
             for message, board in zip(messages, boards, strict=True):
                 message.setdefault("side", {})[title] = encode_board(board)
     return messages
-
-
-def paint_step(rules: Rules, painted: Tensor, before: Any, after: Any) -> Tensor:
-    """Return the boards of `after` (N, H, W), with colours carried over from `painted` where the game keeps them so."""
-    if rules.game.paint:
-        return rules.game.paint(rules.config, painted, before, after)
-    return draw_cells(rules.game, rules.config, after)
 
 
 class Outputs:

@@ -12,7 +12,6 @@ import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from importlib import resources
 from typing import Any, Protocol
 
 import uvicorn
@@ -26,6 +25,7 @@ from starlette.websockets import WebSocket
 from redline.core.errors import UserError
 from redline.web.hub import MAX_MESSAGE, Hub
 from redline.web.security import Gate, is_loopback
+from redline.web.static_files import static_files
 
 PORT = 8750
 _PORTS_TRIED = 40
@@ -43,12 +43,6 @@ class Page(Protocol):
 
     def close(self) -> None:
         """Release everything."""
-
-
-def static_files() -> dict[str, bytes]:
-    """Return the files that the server offers, by name."""
-    folder = resources.files("redline.web") / "static"
-    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
 
 
 def make_app(page: Page, host: str, port: int, token: str = "") -> ASGIApp:

@@ -13,8 +13,8 @@ from redline.envs.gym_game import GymState, stacked
 from redline.games import draw_cells
 from redline.run.agent import Agent
 from redline.run.evaluate import HELD_OUT
-from redline.tools.watch import film
-from redline.web.boards import Outputs, describe_stage, encode_games, encode_picture, outcome, paint_step
+from redline.tools.watch import film, paint_step
+from redline.web.boards import Outputs, describe_stage, encode_games, encode_picture, outcome
 
 
 class Wall(Protocol):

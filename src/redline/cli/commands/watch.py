@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from redline.cli.command import Command, Request, check_least, options_of, show_progress
 from redline.cli.page import check_port, serve_page, web_extra
 from redline.core.errors import UserError
 from redline.run.run_folder import read_config
+
+if TYPE_CHECKING:
+    from redline.run.agent import Agent
 
 
 @dataclass(frozen=True)
@@ -18,13 +22,15 @@ class WatchOptions:
 
     terminal: bool = False  # play in this terminal
     gif: str | None = None  # write an animation to this file, NAME.gif
+    mp4: str | None = None  # write a video to this file, NAME.mp4 (extra `video`)
+    html: str | None = None  # write a page that replays games, with controls, to this file, NAME.html
     host: str = "127.0.0.1"  # address of the page; others than this machine then need the token that is printed
     port: int | None = None  # port of the page; default: the first free one from 8750 on
     wall: int = 12  # games of each run on the page
     seed: int = 0  # which held-out game
-    games: int = 1  # games to play one after the other, in the terminal
+    games: int = 1  # games to play one after the other, in the terminal or into the HTML page
     fps: float = 12.0  # steps shown per second
-    max_steps: int = 2000  # longest GIF, in steps
+    max_steps: int = 2000  # longest recording of a game, in steps
     device: str = "cpu"  # where the network runs: cpu, cuda, cuda:N, mps
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
@@ -36,15 +42,27 @@ class WatchOptions:
         if self.fps <= 0:
             raise UserError(f"fps is {self.fps:g}; expected more than 0 frames per second.")
 
+    def files(self) -> dict[str, Path]:
+        """Return the files to write, by kind."""
+        named = {"gif": self.gif, "mp4": self.mp4, "html": self.html}
+        return {kind: Path(name) for kind, name in named.items() if name}
+
 
 def run(request: Request) -> int:
     """Serve the page, or play in the terminal, into a file, or both."""
     options = request.build(WatchOptions)
     folders = [Path(word) for word in request.arguments]
+    files = options.files()
+    for name, file in files.items():
+        check_file(name, file)
     for folder in folders:
         read_config(folder)
-    if options.terminal or options.gif:
-        return play_here(request, options, folders)
+    if options.terminal or files:
+        if len(folders) > 1:
+            raise UserError(
+                "--terminal and files show one run; name one, or leave them out for the page in the browser."
+            )
+        return play_here(request, options, folders[0], files)
     with web_extra("redline watch"):
         from redline.web.watch_page import WatchPage
 
@@ -52,28 +70,41 @@ def run(request: Request) -> int:
     return serve_page(page, options.host, options.port, request.json)
 
 
-def play_here(request: Request, options: WatchOptions, folders: list[Path]) -> int:
-    """Play one run in the terminal, into a GIF, or both."""
-    if len(folders) > 1:
-        raise UserError("--terminal and --gif show one run; name one, or leave them out for the page in the browser.")
-    if options.gif and Path(options.gif).suffix.lower() != ".gif":
-        raise UserError(f"gif is '{options.gif}'; watch writes GIF files only: give a name that ends in .gif.")
-    if options.gif and not (target := Path(options.gif).parent).is_dir():
-        raise UserError(f"gif is '{options.gif}', but there is no folder {target}; create it first.")
-    folder = folders[0]
+def check_file(name: str, path: Path) -> None:
+    """Refuse a file of another kind than the option names, and one in a folder that does not exist."""
+    if path.suffix.lower() != f".{name}":
+        raise UserError(f"{name} is '{path}'; give a name that ends in .{name}.")
+    if not path.parent.is_dir():
+        raise UserError(f"{name} is '{path}', but there is no folder {path.parent}; create it first.")
+    if name == "mp4":
+        from redline.tools.video import check_video
+
+        check_video()
+
+
+def play_here(request: Request, options: WatchOptions, folder: Path, files: dict[str, Path]) -> int:
+    """Play one run in the terminal, into files, or both."""
+    results: list[Any] = []
     with show_progress(str(folder), erase=True) as progress:
         from redline.run.agent import load_agent
         from redline.run.evaluate import HELD_OUT
-        from redline.tools.watch import play_terminal, record_gif
+        from redline.tools.watch import play_terminal, record_gif, record_mp4
 
         agent = load_agent(folder, options.device, options.trust)
         seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
-        if options.gif:
-            progress.start_activity("Recording")
-            path = Path(options.gif)
-            results = [record_gif(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
-    if options.gif:
-        print(f"{path}: {results[0].length} steps, score {results[0].score:g}, {results[0].outcome}", file=sys.stderr)
+        lines = []
+        for kind, path in files.items():
+            progress.start_activity(f"Recording {path.name}")
+            if kind == "html":
+                results = record_page(agent, path, options)
+                scores = ", ".join(f"{result.score:g}" for result in results)
+                lines.append(f"{path}: {len(results)} game{'s' * (len(results) > 1)}, score {scores}")
+                continue
+            write = record_gif if kind == "gif" else record_mp4
+            results = [write(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
+            lines.append(f"{path}: {results[0].length} steps, score {results[0].score:g}, {results[0].outcome}")
+    for line in lines:
+        print(line, file=sys.stderr)
     if options.terminal:
         out = sys.stderr if request.json else sys.stdout
         results = play_terminal(agent.rules, agent.policy, seed, fps=options.fps, games=options.games, out=out)
@@ -83,8 +114,23 @@ def play_here(request: Request, options: WatchOptions, folders: list[Path]) -> i
     return 0
 
 
+def record_page(agent: Agent, path: Path, options: WatchOptions) -> list[Any]:
+    """Write a page that replays games and return their results."""
+    from redline.tools.watch import Result
+    from redline.web.replay import record_games, write_replay
+
+    record = record_games(agent, options.seed, options.games, options.max_steps)
+    write_replay(path, record, options.fps)
+    ends = [frames[-1] for frames in record["games"]]
+    outcomes = [end.get("ended", "truncated") for end in ends]
+    return [
+        Result(end["score"], end["length"], end["reward"], outcome == "won", outcome == "truncated")
+        for end, outcome in zip(ends, outcomes, strict=True)
+    ]
+
+
 COMMAND = Command(
-    "show agents play: in the browser, in the terminal, or as a GIF",
+    "show agents play: in the browser, in the terminal, or as a GIF, video or page to send",
     run,
     "RUN [RUN ...]",
     options_of(WatchOptions),

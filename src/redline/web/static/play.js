@@ -10,13 +10,7 @@ let attempts = 0;
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", " ": "Space" };
 const keyName = (key) => NAMES[key] || key.toUpperCase();
 
-function element(tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
-
+const element = makeElement;
 const command = (name, value) => { if (socket && socket.readyState === 1) socket.send(JSON.stringify({ do: name, value })); };
 
 const handlers = {

@@ -10,12 +10,7 @@ let axis = "steps";
 let enlarged = null; // {run, game}
 let attempts = 0;
 
-function element(tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
+const element = makeElement;
 
 function runOf(number) {
   if (!runs.has(number)) {
@@ -147,42 +142,9 @@ function drawEnlarged() {
   drawGame(canvas, game, run.stage, room, window.innerHeight * (narrow ? 0.48 : 0.74));
   canvas.setAttribute("aria-label", `${scoreWords(run, game)} after ${game.length} steps`);
   drawSideBoards(side, game, run.stage, 18);
-  const figures = { [run.stage.score]: trimmed(game.score), steps: game.length, return: trimmed(game.reward), value: game.value === undefined ? "–" : shortNumber(game.value) };
-  byId("dialog").querySelector(".figures").replaceChildren(...Object.entries(figures).map(([name, value]) => {
-    const box = element("div");
-    box.append(element("dt", name), element("dd", String(value ?? "–")));
-    return box;
-  }));
+  showFigures(byId("dialog").querySelector(".figures"), gameFigures(run.stage, game));
   byId("outputs-title").textContent = game.ended ? `This game has ended: ${game.ended}.` : run.stage.outputs || "";
-  showOutputs(run.stage, game.outputs || [], game.action);
-}
-
-const MOST_OUTPUTS = 12; // of a game with more actions, the best ones are shown
-
-function showOutputs(stage, outputs, chosen) {
-  const known = outputs.filter((value) => value !== null);
-  const share = stage.outputs === "Action probabilities";
-  const [low, high] = share ? [0, 1] : [Math.min(...known), Math.max(...known)];
-  let actions = outputs.map((_, action) => action);
-  if (outputs.length > MOST_OUTPUTS) {
-    actions.sort((a, b) => (outputs[b] ?? -Infinity) - (outputs[a] ?? -Infinity));
-    actions = actions.slice(0, MOST_OUTPUTS);
-  }
-  const list = byId("outputs");
-  while (list.children.length > actions.length) list.lastChild.remove();
-  while (list.children.length < actions.length) {
-    const row = element("div");
-    row.append(element("span"), element("span", undefined, "track"), element("span"));
-    row.children[1].append(element("i"));
-    list.append(row);
-  }
-  actions.forEach((action, place) => {
-    const [row, value] = [list.children[place], outputs[action]];
-    row.className = action === chosen ? "chosen" : value === null ? "illegal" : "";
-    row.children[0].textContent = stage.actions[action] || `action ${action}`;
-    row.children[1].firstChild.style.width = `${value === null ? 0 : 100 * (high > low ? 0.04 + 0.96 * (value - low) / (high - low) : 1)}%`;
-    row.children[2].textContent = value === null ? "illegal" : share ? `${(100 * value).toFixed(1)} %` : value.toFixed(3);
-  });
+  showOutputs(byId("outputs"), run.stage, game.outputs || [], game.action);
 }
 
 // ---- runs, curves, settings ----
