@@ -24,8 +24,6 @@ from redline.web.hub import Hub, Outbox, parse_command
 from redline.web.serve import address, listen, make_app, serve
 from redline.web.static_files import static_files
 
-pytestmark = pytest.mark.fault("H6")
-
 
 class Toy:
     """A page whose viewers get a greeting, and whose commands are kept."""
@@ -101,6 +99,7 @@ def guarded() -> Iterator[Served]:
     toy.stop()
 
 
+@pytest.mark.fault("H6")
 def test_the_page_and_its_files_come_with_strict_headers(served: Served) -> None:
     for name in ("", *static_files()):
         answer = httpx.get(f"{served.url}/{name}")
@@ -109,6 +108,7 @@ def test_the_page_and_its_files_come_with_strict_headers(served: Served) -> None
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.fault("H6")
 def test_no_file_names_another_machine() -> None:
     """The page works without a network: nothing is loaded from elsewhere."""
     for name, content in static_files().items():
@@ -118,6 +118,7 @@ def test_no_file_names_another_machine() -> None:
         assert "//cdn" not in text
 
 
+@pytest.mark.fault("H6")
 @pytest.mark.parametrize(
     "path",
     [
@@ -137,11 +138,13 @@ def test_no_path_leads_to_a_file_outside(served: Served, path: str) -> None:
     assert b"root:" not in answer
 
 
+@pytest.mark.fault("H6")
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_written(served: Served, method: str) -> None:
     assert httpx.request(method, served.url).status_code == 405
 
 
+@pytest.mark.fault("H6")
 @pytest.mark.parametrize(
     ("headers", "code"),
     [
@@ -167,6 +170,7 @@ def test_host_and_origin_are_checked(served: Served, headers: dict[str, str], co
             served.open(**given).close()
 
 
+@pytest.mark.fault("H6")
 def test_elsewhere_a_token_is_needed(guarded: Served) -> None:
     assert httpx.get(guarded.url).status_code == 403
     assert httpx.get(f"{guarded.url}/?token=wrong").status_code == 403
@@ -188,6 +192,7 @@ def test_elsewhere_a_token_is_needed(guarded: Served) -> None:
     assert httpx.get(guarded.url, headers={"Host": f"evil.example:{guarded.port}"}).status_code == 403
 
 
+@pytest.mark.fault("H6")
 def test_the_address_carries_the_token_and_loopback_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(uvicorn.Server, "serve", lambda self, sockets: asyncio.sleep(0))  # noqa: ARG005
@@ -199,6 +204,7 @@ def test_the_address_carries_the_token_and_loopback_has_none(monkeypatch: pytest
     assert address("::1", 5, "") == "http://[::1]:5/"
 
 
+@pytest.mark.fault("H6")
 def test_a_busy_port_is_told_or_avoided() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -210,6 +216,7 @@ def test_a_busy_port_is_told_or_avoided() -> None:
         listen("no.such.host.invalid", 0)
 
 
+@pytest.mark.fault("H6")
 def test_a_slow_viewer_loses_frames_and_delays_nobody(served: Served) -> None:
     """64 MB for a viewer that reads nothing: the server keeps one frame, and another viewer gets them all."""
     slow, quick = served.open(), served.open()
@@ -238,6 +245,7 @@ def test_a_slow_viewer_loses_frames_and_delays_nobody(served: Served) -> None:
     wait_for(lambda: not served.hub.outboxes)
 
 
+@pytest.mark.fault("H6")
 def test_an_outbox_is_bounded() -> None:
     async def fill() -> Outbox:
         outbox = Outbox()
@@ -254,6 +262,7 @@ def test_an_outbox_is_bounded() -> None:
     assert outbox.dropped == 999
 
 
+@pytest.mark.fault("H6")
 def test_viewers_beyond_the_limit_are_turned_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "MAX_VIEWERS", 3)
     viewers = [served.open() for _ in range(3)]
@@ -270,6 +279,7 @@ def test_viewers_beyond_the_limit_are_turned_away(served: Served, monkeypatch: p
     wait_for(lambda: not served.hub.outboxes)
 
 
+@pytest.mark.fault("H6")
 @pytest.mark.parametrize(
     "message",
     [
@@ -292,6 +302,7 @@ def test_a_bad_message_ends_the_connection_and_nothing_else(served: Served, mess
     wait_for(lambda: not served.hub.outboxes)
 
 
+@pytest.mark.fault("H6")
 def test_a_flood_of_messages_ends_the_connection(served: Served) -> None:
     viewer = served.open()
     viewer.recv(10)
@@ -307,12 +318,14 @@ def test_a_flood_of_messages_ends_the_connection(served: Served) -> None:
     wait_for(lambda: not served.hub.outboxes)
 
 
+@pytest.mark.fault("H6")
 def test_commands_are_parsed_strictly() -> None:
     assert parse_command('{"do": "speed", "value": 3}') == {"do": "speed", "value": 3}
     assert parse_command('{"do": "key", "value": "a"}') == {"do": "key", "value": "a"}
     assert parse_command('{"value": 3}') is None
 
 
+@pytest.mark.fault("H6")
 def test_the_server_never_opens_a_file_of_the_viewers_choice(served: Served, tmp_path: Path) -> None:
     """Names of files come from a table made at the start, whatever lies in the folder of the package."""
     assert set(static_files()) == {
