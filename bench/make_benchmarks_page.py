@@ -1,8 +1,8 @@
 """Make docs/benchmarks.md from bench/results/*.json: `python bench/make_benchmarks_page.py [--check]`.
 
 Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out`,
-bench/tune.py and bench/precision.py are called bench-*, tune-* and precision-*.json and share one each. A row takes its
-commit, date and hardware from the record it stands in, or from the file. `--check` writes nothing and
+bench/tune.py, bench/precision.py and bench/soak.py are called bench-*, tune-*, precision-* and soak-*.json and share one
+each. A row takes its commit, date and hardware from the record it stands in, or from the file. `--check` writes nothing and
 fails if the page is out of date.
 """
 
@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-LEARNING, SPEED, PEERS, REPLAY, COLLECTING, STARTING = (
+LEARNING, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
     "What agents learn",
     "Speed of games and learners",
     "Beside other libraries",
     "Replay",
     "Collecting from CPU environments",
     "Starting",
+    "Faults survived",
 )
 INTRODUCTION = {
     LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
@@ -35,6 +36,8 @@ INTRODUCTION = {
     "The two memmap sampling rates come from a benchmark that sampled from a nearly empty file; they must be measured again.",
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
+    FAULTS: "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
+    "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached before.",
 }
 Record = Mapping[str, Any]
 
@@ -370,6 +373,21 @@ def precision(file: Record) -> Iterator[Row]:
             )
 
 
+def soak(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/soak.py wrote."""
+    result, minutes = file["soak"], f"{file['minutes']:g} minutes"
+    yield Row(
+        FAULTS, f"{minutes}: faults recovered of those injected", f"{result['recovered']} of {result['injected']}"
+    )
+    yield Row(FAULTS, f"{minutes}: steps lost at most by one fault", f"{result['lost_steps_max']:,}")
+    first, last = result["memory_first_third_mb"], result["memory_last_third_mb"]
+    yield Row(FAULTS, f"{minutes}: memory of the learner, first and last third (medians)", f"{first} MB, {last} MB")
+    if "score" in file:
+        scores = (file[name]["score_mean"] for name in ("score", "quiet_score"))
+        disturbed, quiet = (f"{score:.1f}" for score in scores)
+        yield Row(FAULTS, f"{minutes}: score with faults, and without after as many steps", f"{disturbed}, {quiet}")
+
+
 def profile_overhead(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/profile_overhead.py wrote."""
     for row in file["rows"]:
@@ -407,6 +425,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "memory-": memory,
     "precision-": precision,
     "profile-overhead-": profile_overhead,
+    "soak-": soak,
 }
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
@@ -476,7 +495,10 @@ def hashes(commit: str) -> str:
 
 def hardware(file: Record) -> str:
     """Return the machine of a file in two words: H200, or 2 CPU cores."""
-    return "H200" if "H200" in file["hardware"] else "2 CPU cores (Neoverse-N1)"
+    if "H200" in file["hardware"]:
+        return "H200"
+    cores = re.search(r"(\d+) CPU cores", file["hardware"])
+    return f"{cores[1]} CPU cores" if cores and cores[1] != "2" else "2 CPU cores (Neoverse-N1)"
 
 
 def main() -> None:

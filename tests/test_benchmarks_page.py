@@ -36,7 +36,7 @@ def test_every_result_file_has_rows_with_commit_and_date(script: ModuleType) -> 
         _, what, result, hardware, commit, date, _, _ = (cell.strip() for cell in row.split("|"))
         assert what
         assert re.search(r"\d", result)
-        assert hardware in ("H200", "2 CPU cores (Neoverse-N1)")
+        assert hardware in ("H200", "2 CPU cores (Neoverse-N1)", "16 CPU cores")
         assert re.search(r"[0-9a-f]{7}|not recorded", commit)
         assert re.fullmatch(r"2026-\d\d-\d\d", date)
 
@@ -104,3 +104,14 @@ def test_tables_of_redline_bench_have_rows_with_spread_and_use(script: ModuleTyp
         "gym:CartPole-v1: environments alone, one process per core | 4 M frames/s (3.6 M to 4.4 M) |",
     ):
         assert text in page
+
+
+def test_a_soak_has_rows(script: ModuleType, tmp_path: Path) -> None:
+    figures = {"injected": 9, "recovered": 9, "lost_steps_max": 4096}
+    figures |= {"memory_first_third_mb": 340.1, "memory_last_third_mb": 340.4}
+    record = {"hardware": "x86_64, 16 CPU cores, x86_64", "commit": "abcdef0", "date": "2026-11-18", "minutes": 30.0}
+    record |= {"soak": figures, "score": {"score_mean": 500.0}, "quiet_score": {"score_mean": 499.5}}
+    (tmp_path / "soak-cpu.json").write_text(json.dumps(record))
+    page = script.page(tmp_path)
+    assert "| 30 minutes: faults recovered of those injected | 9 of 9 | 16 CPU cores | abcdef0 |" in page
+    assert "| 500.0, 499.5 |" in page

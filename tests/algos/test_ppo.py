@@ -135,6 +135,7 @@ def test_equal_advantages_are_none(level: float) -> None:
     rounded = level * (1 + 1.2e-7 * (torch.arange(999) % 2))  # equal but for the last digit
     assert ppo.normalize(rounded).abs().max() < 0.02
     assert ppo.normalize(torch.full((999,), level)).abs().max() < 0.02
+    assert ppo.normalize(torch.tensor([level])).tolist() == [0.0]  # a batch of one
     spread = ppo.normalize(level + torch.tensor([1.0, -1.0, 3.0, -3.0]) * max(abs(level), 1.0))
     assert spread.tolist() == pytest.approx([x / 5**0.5 for x in (1, -1, 3, -3)], rel=1e-3)
 

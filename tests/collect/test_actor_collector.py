@@ -377,11 +377,13 @@ def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
 @pytest.mark.fault("C8")
 def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLOW", "0.005")
+    monkeypatch.setattr("redline.collect.row_staging._LONG_WAIT_NS", 1e6)  # a millisecond, instead of ten seconds
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(20)
     session.collector.metrics()
     session.iterate(20)
     assert session.collector.metrics()["learner_wait"] > 0.8
+    assert "Waiting for the environments: no actor has delivered a step for ten seconds." in collecting.said
 
 
 @pytest.mark.fault("C2")
