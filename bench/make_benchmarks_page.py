@@ -37,7 +37,7 @@ INTRODUCTION = {
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
     FAULTS: "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
-    "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached before.",
+    "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached.",
 }
 Record = Mapping[str, Any]
 
@@ -481,6 +481,8 @@ def page(results: Path = RESULTS) -> str:
         "ran on the machine.",
     ]
     for section, rows in tables.items():
+        if not rows:
+            continue
         head = ["| what | result | hardware | commit | date | source |", "|---|---|---|---|---|---|"]
         lines += ["", f"## {section}", "", INTRODUCTION[section], "", *head, *rows]
     return "\n".join(lines) + "\n"
