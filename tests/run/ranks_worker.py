@@ -201,6 +201,15 @@ def uninterrupted() -> dict[str, Any]:
     }
 
 
+def continued() -> dict[str, Any]:
+    """Train DQN to the end at once, and in two starts with the replay memory of each rank in the checkpoint."""
+    options = TINY | LEARNERS["dqn"] | {"eval_episodes": 0, "curriculum": False}  # schedules would follow the budget
+    for name, budgets in (("straight", (512,)), ("parts", (256, 512))):
+        for steps in budgets:
+            train(build(Settings, {"env": "snake", **options, "steps": steps, "run_dir": str(FOLDER / name)}, ""))
+    return {}
+
+
 def command() -> dict[str, Any]:
     """Train by the command line, evaluation included."""
     return call("train", "snake", *SMALL, "--steps", "512", "--run-dir", str(FOLDER / "c"), "--json")
@@ -237,7 +246,7 @@ def _register() -> None:
 
 _register()
 WITH_RANKS = (exchanges, gradients, bad_gradient, shares)
-ALONE = (other_seeds, other_weights, uninterrupted, command, uneven)
+ALONE = (other_seeds, other_weights, uninterrupted, continued, command, uneven)
 
 
 def main() -> None:

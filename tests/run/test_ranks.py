@@ -42,7 +42,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the results of two ranks that did every job."""
     folder = tmp_path_factory.mktemp("two")
     jobs = ("exchanges", "gradients", "bad_gradient", "shares", "other_seeds", "other_weights")
-    ended = torchrun(2, str(HERE / "ranks_worker.py"), str(folder), *jobs, "uninterrupted", "command", "uneven")
+    ended = torchrun(
+        2, str(HERE / "ranks_worker.py"), str(folder), *jobs, "uninterrupted", "continued", "command", "uneven"
+    )
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -243,10 +245,10 @@ def test_episodes_may_end_on_one_rank_only(two: Path) -> None:
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
-    """Return the tensors that a continued run starts from, of the newest checkpoint."""
+    """Return all tensors of the newest checkpoint."""
     newest = max((run_dir / "checkpoints").glob("ckpt-*"))
-    groups = [load_file(newest / f"{group}.safetensors") for group in ("model", "optim", "rng", "envs")]
-    return {f"{number}.{name}": x for number, group in enumerate(groups) for name, x in group.items()}
+    groups = {path.stem: load_file(path) for path in newest.glob("*.safetensors")}
+    return {f"{group}.{name}": x for group, tensors in groups.items() for name, x in tensors.items()}
 
 
 def assert_same_end(run_dir: Path, reference: Path) -> None:
@@ -255,6 +257,14 @@ def assert_same_end(run_dir: Path, reference: Path) -> None:
     assert all(torch.equal(own[name], x) for name, x in expected.items())
     steps = [json.loads(line)["env_steps"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
+
+
+def test_every_rank_continues_with_its_own_replay_memory(two: Path) -> None:
+    assert_same_end(two / "parts", two / "straight")
+    replay = [
+        load_file(max((two / "parts/checkpoints").glob("ckpt-*")) / f"replay_{rank}.safetensors") for rank in range(2)
+    ]
+    assert not torch.equal(replay[0]["step"], replay[1]["step"])  # of other environments
 
 
 @pytest.mark.fault("I1")
