@@ -16,7 +16,7 @@ from gymnasium.wrappers import Autoreset
 
 from redline import cli
 from redline.collect.episode_stats import CPUEpisodeStats
-from redline.core.errors import UserError
+from redline.core.errors import InvalidStep, UserError
 from redline.envs import gym_make, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymConfig, GymGame
@@ -284,6 +284,109 @@ def test_treated_images_are_checked_before() -> None:
     play(envs, 0, 0)
     with pytest.raises(UserError, match=r"observation of uint8 of shape \(3, 6, 5\)"):
         play(envs, 0)
+
+
+# Observations of several entries.
+
+BOTH = spaces.Dict({"lidar": spaces.Box(-1, 1, (2,), np.float32), "pose": spaces.Tuple([FLOATS, spaces.Discrete(3)])})
+GOOD_LIDAR, GOOD_POSE = np.zeros(2, np.float32), (np.zeros(3, np.float32), 1)
+ENTRIES: dict[str, tuple[Any, str]] = {
+    "EntryNan": (
+        {"lidar": GOOD_LIDAR, "pose": (np.array([0, 0, np.nan], np.float32), 1)},
+        r"returned nan as its observation\.pose\.0\[2\] in step 3",
+    ),
+    "EntryInfinite": (
+        {"lidar": np.array([0, np.inf], np.float32), "pose": GOOD_POSE},
+        r"inf as its observation\.lidar\[1\]",
+    ),
+    "EntryLong": (
+        {"lidar": np.zeros(5, np.float32), "pose": GOOD_POSE},
+        r"returned float32 of shape \(5,\) as its observation\.lidar, but the space of that is Box\(",
+    ),
+    "EntryWord": (
+        {"lidar": GOOD_LIDAR, "pose": (GOOD_POSE[0], "one")},
+        r"'one' \(str\) as its observation\.pose\.1, but",
+    ),
+    "EntryMissing": ({"pose": GOOD_POSE}, r"None \(NoneType\) as its observation\.lidar, but"),
+    "EntryNone": (None, r"None \(NoneType\) as its observation, but the space of that is Dict"),
+}
+for _name, (_shown, _) in ENTRIES.items():
+    register(f"Toy{_name}-v0", lambda shown=_shown: Wrong(BOTH, shown), disable_env_checker=True)
+
+
+@pytest.mark.fault("D1", "G5")
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_entry_that_is_wrong_is_named(name: str) -> None:
+    envs = envs_of(f"Toy{name}-v0")
+    envs.reset(0)
+    play(envs, 0, 0)
+    with pytest.raises(InvalidStep, match=ENTRIES[name][1]) as found:
+        play(envs, 0)
+    assert str(found.value).startswith(f"gym:Toy{name}-v0 (environment 0) returned ")
+
+
+class Odd(toys.Count):
+    """Its third step returns something that is not a step."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(100)
+        self.what = what
+
+    def step(self, action: int) -> Any:
+        obs, reward, *endings, info = super().step(action)
+        if self.time < 3:
+            return obs, reward, *endings, info
+        values = {"reward": (obs, [1.0, 2.0], *endings, info), "info": (obs, reward, *endings, None), "none": None}
+        values["actions"] = obs, reward, *endings, info
+        if self.what == "actions":
+            self.action_space = spaces.Discrete(5)
+        return values[self.what]
+
+
+ODD = {
+    "reward": r"returned the reward \[1.0, 2.0\] \(list\); expected a number",
+    "info": "returned info of type NoneType from step; expected a dict",
+    "none": "returned 1 value from step; expected observation, reward",
+}
+for _name in (*ODD, "actions"):
+    register(f"ToyOdd{_name}-v0", lambda what=_name: Odd(what), disable_env_checker=True)
+
+
+@pytest.mark.fault("D2", "G5")
+@pytest.mark.parametrize("name", ODD)
+def test_steps_that_are_none_are_named(name: str) -> None:
+    envs = envs_of(f"ToyOdd{name}-v0")
+    envs.reset(0)
+    play(envs, 0, 0)
+    with pytest.raises(InvalidStep, match=ODD[name]):
+        play(envs, 0)
+
+
+@pytest.mark.fault("C14")
+def test_spaces_must_not_change() -> None:
+    envs = envs_of("ToyOddactions-v0")
+    envs.reset(0)
+    play(envs, 0, 0, 0)
+    with pytest.raises(InvalidStep, match=r"changed its action_space from Discrete\(2, start=2\) to Discrete\(5\)"):
+        envs.reset(0)
+
+
+@pytest.mark.fault("G7")
+def test_a_time_limit_is_advised_for_episodes_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.collect.sync_collector._ENDLESS", 40)
+    messages: list[str] = []
+    for env, limit in (("gym:ToyEndless-v0", 0), ("gym:ToyEndless-v0", 50), ("gym:ToyCount-v0", 0)):
+        small = {"rollout_steps": 16, "batch_size": 32, "hidden": (8,)}
+        settings = Settings(env, "ppo", num_envs=2, actors=0, device="cpu", time_limit=limit, algo_options=small)
+        session = Session(resolve(settings), messages.append)
+        for _ in range(6):
+            session.iterate(1)
+            session.collector.metrics()
+        session.close()
+    (message,) = messages
+    assert message.startswith("An episode of gym:ToyEndless-v0 has lasted 48 steps.")
+    assert "--time-limit" in message
 
 
 # Out of order.

@@ -61,8 +61,8 @@ class ActorCollector(CPUCollector):
         check: bool = False,
     ) -> None:
         """`fallback` makes the collector that takes over if actors cannot start; `check` adds checksums to rows and weights."""
-        super().__init__(rules, learner, num_envs, device)
-        self.algo, self.config, self.options, self.notify = algo, config, options, notify
+        super().__init__(rules, learner, num_envs, device, notify)
+        self.algo, self.config, self.options = algo, config, options
         self.num_envs, self.device, self.fallback, self.check = num_envs, device, fallback, check
         self.number = 0  # of `restart_episodes`
         self.version, self.updates = 0, 0  # weights published, and updates since
@@ -291,6 +291,7 @@ class ActorCollector(CPUCollector):
             "reader_ms": self.staging.move_ns / 1e6 / (rows * self.num_envs / 1000),  # to move 1,000 transitions
             "restarts": float(self.supervisor.budget.failures if self.supervisor else 0),
         }
+        self.advise_limit(int(self.staging.arrays["length"].max()))
         if self.rules.config.nonfinite == "mask":
             metrics["masked_values"] = float(sum(status.masked for status in self.shared.statuses))
         self._reset_metrics()

@@ -103,6 +103,9 @@ class Memory:
         """Return a view of the bytes from `offset` on. It may outlive `close`."""
         if self._map is None:
             raise ValueError("the memory is closed")
+        end = offset + math.prod(shape) * np.dtype(dtype).itemsize
+        if not 0 <= offset <= end <= self.size:
+            raise ValueError(f"bytes {offset} to {end} lie outside of the {self.size} bytes of shared memory")
         return np.ndarray(tuple(shape), dtype, buffer=self._map, offset=offset)
 
     def close(self) -> None:
@@ -131,6 +134,8 @@ class SharedLayout:
         for name, (shape, dtype) in self.fields.items():
             if dtype.hasobject:
                 raise ValueError(f"{name} has dtype {dtype}, which processes cannot share")
+            if any(isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0 for size in shape):
+                raise ValueError(f"{name} has shape {shape}; expected whole numbers")
             self.offsets[name] = self.bytes
             self.bytes += -(-math.prod(shape) * dtype.itemsize // LINE) * LINE
 

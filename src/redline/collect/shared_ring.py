@@ -25,6 +25,8 @@ Row = dict[str, Array]  # views of one row's fields: (K, …), or () for a field
 # Places of the numbers in the head, each on lines of its own. The reader writes READ and DROPPED, the server RESPONSES, the
 # actor the others.
 _SPEC, _WRITTEN, _READ, _DROPPED, _REQUESTS, _RESPONSES = range(0, 6 * CELL, CELL)
+_MAX_ROWS = 1 << 60  # ever written: stamps are twice as large
+_SPEC_TYPES = {"capacity": int, "drop_oldest": bool, "check": bool, "sparse_field": str}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class SharedRingSpec:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity is {self.capacity}; expected at least 1")
+        if unknown := {self.sparse_field, *self.flags} - {"", *self.row.fields}:
+            raise ValueError(f"a row has no field {min(unknown)!r}")
 
     @property
     def layout(self) -> SharedLayout:
@@ -64,7 +68,17 @@ class SharedRingSpec:
 
     @classmethod
     def from_json(cls, spec: Mapping[str, Any]) -> SharedRingSpec:
-        return cls(**{**spec, "row": SharedLayout.from_json(spec["row"]), "flags": tuple(spec["flags"])})
+        """Return the spec that `to_json` described; raise ValueError for anything else."""
+        try:
+            made = cls(**{**spec, "row": SharedLayout.from_json(spec["row"]), "flags": tuple(spec["flags"])})
+            intact = made.to_json() == dict(spec) and all(
+                type(getattr(made, name)) is kind for name, kind in _SPEC_TYPES.items()
+            )
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+            raise ValueError(f"this does not describe a ring: {error}") from error
+        if not intact:
+            raise ValueError("this does not describe a ring: its values are of other types")
+        return made
 
 
 class SharedRing:
@@ -98,6 +112,8 @@ class SharedRing:
 
     def _begin_writing(self) -> None:
         self._written, self._read, self._requests = (self._head[place] for place in (_WRITTEN, _READ, _REQUESTS))
+        if not (0 <= self._written < _MAX_ROWS and 0 <= self._requests < _MAX_ROWS):
+            raise RuntimeError(f"the ring is damaged: {self._written} rows were written, {self._requests} requested")
         self.row: Row | None = None  # the open row
         self._waiting = False  # for a response
 
@@ -121,6 +137,8 @@ class SharedRing:
         number, capacity = self._written, self.capacity
         if not self._drops and number - self._read >= capacity:
             self._read = self._head[_READ]
+            if not number - capacity <= self._read <= number:
+                raise RuntimeError(f"the ring is damaged: {self._read} of {number} rows were read")
             if number - self._read >= capacity:
                 return None
             fence()  # the reader has finished with the row before it is written to
@@ -191,7 +209,13 @@ class SharedRing:
     def _unread(self, written: int) -> int:
         """Return how many rows to read. An overtaken reader skips to the newer half: few long gaps, not many short ones."""
         unread: int = written - self._next
-        return max(1, self.capacity // 2) if self._drops and unread > self.capacity else unread
+        if unread > self.capacity and self._drops and written < _MAX_ROWS:
+            return max(1, self.capacity // 2)
+        if not 0 <= unread <= self.capacity:
+            raise RuntimeError(
+                f"the ring is damaged: it holds rows {self._next} to {written}, and has room for {self.capacity}"
+            )
+        return unread
 
     def take(self, count: int, into: Mapping[str, Array], start: int = 0, breaks: Sequence[int] = ()) -> int:
         """Copy up to `count` consecutive rows to `into` (rows, K, …) from row `start` on, free them, and return how many.
@@ -223,7 +247,7 @@ class SharedRing:
             self._verify(first + late, copied, sums[late:], into, start)
         dropped = first + late - self._next
         if dropped:
-            self._head[_DROPPED] += dropped
+            self._head[_DROPPED] = (self._head[_DROPPED] + dropped) % _MAX_ROWS
             self._gap += dropped
         self._next = self._head[_READ] = first + rows
         if copied:

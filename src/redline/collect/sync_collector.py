@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 from redline.envs.gym_game import GymState, frame_shape, stacked
 
+_ENDLESS = 100_000  # steps of an episode after which a time limit is advised
+
 
 class CPUCollector(Collector):
     """Static device buffers for one transition of N CPU environments, and the frame stacks the policy sees.
@@ -27,8 +30,11 @@ class CPUCollector(Collector):
 
     episode_stats: CPUEpisodeStats
 
-    def __init__(self, rules: Rules, learner: Learner, num_envs: int, device: torch.device) -> None:
-        self.rules, self.learner = rules, learner
+    def __init__(
+        self, rules: Rules, learner: Learner, num_envs: int, device: torch.device, notify: Callable[[str], None]
+    ) -> None:
+        self.rules, self.learner, self.notify = rules, learner, notify
+        self._advised = False  # to limit episodes
         self.episode_stats = CPUEpisodeStats()
         spec = learner.spec
         self.frames = spec.frames
@@ -59,6 +65,15 @@ class CPUCollector(Collector):
         step = Step(self.reward, self.terminated, self.truncated, self.unused, GymState(final_obs), episode)
         self.learner.ingest(Transition(self.state, self.action, step))
 
+    def advise_limit(self, length: int) -> None:
+        """Advise a time limit, once, if an episode has lasted `length` steps and nothing limits it."""
+        if length >= _ENDLESS and not self.rules.time_limit and not self.learner.spec.limit and not self._advised:
+            self._advised = True
+            self.notify(
+                f"An episode of {self.rules.game.name} has lasted {length:,} steps. If episodes may never end, limit them with "
+                "--time-limit."
+            )
+
 
 class SyncCollector(CPUCollector):
     """CPU environments of this process, stepped between acting and ingesting.
@@ -76,7 +91,7 @@ class SyncCollector(CPUCollector):
         prepare: Prepare,
     ) -> None:
         self.supervisor, self.envs = supervisor, supervisor.envs
-        super().__init__(rules, learner, len(self.envs.envs), device)
+        super().__init__(rules, learner, len(self.envs.envs), device, supervisor.notify)
         self._act, self._ingest = prepare(self.act), prepare(self.ingest_step)
 
     def step(self) -> None:
@@ -129,6 +144,7 @@ class SyncCollector(CPUCollector):
 
     def metrics(self) -> dict[str, float]:
         """Return the environments replaced, and the values masked where that is on."""
+        self.advise_limit(int(self.envs.length.max(initial=0)))
         masked = {"masked_values": float(self.envs.masked)} if self.rules.config.nonfinite == "mask" else {}
         return {"restarts": float(self.supervisor.budget.failures)} | masked
 

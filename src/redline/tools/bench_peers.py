@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from redline.collect.env_supervisor import EnvSupervisor
 from redline.collect.row_format import row_fields
 from redline.collect.shared_memory import Memory, SharedLayout
 from redline.collect.shared_ring import SharedRing, SharedRingSpec
@@ -35,7 +36,8 @@ def train_over_gymnasium(
     plan = session.plan
     try:
         envs: Any = _GymnasiumEnvs(plan.rules, plan.num_envs)
-        session.collector = SyncCollector(plan.rules, session.learner, envs, plan.device, session._fast)
+        supervisor = EnvSupervisor(envs, session.notify)
+        session.collector = SyncCollector(plan.rules, session.learner, supervisor, plan.device, session._fast)
         return measure(session, seconds)
     finally:
         session.close()
@@ -48,7 +50,9 @@ class _GymnasiumEnvs:
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
         make = functools.partial(rules.game.make, rules.config)  # type: ignore[attr-defined]
         self.vector = gymnasium.vector.AsyncVectorEnv([make] * num_envs, shared_memory=True, autoreset_mode=mode)
-        self.envs = [None] * num_envs
+        self.envs, self.config = [None] * num_envs, rules.config
+        self.discarded: list[int] = []
+        self.masked = 0
         self.obs, _ = self.vector.reset(seed=0)
         self.final_obs = self.obs.copy()
         none = np.zeros(num_envs)
