@@ -36,6 +36,7 @@ NAMES = {  # plain name -> name in TensorBoard and W&B
     "learner_wait": "collect/learner_wait",
     "reader_ms": "collect/reader_ms",
     "restarts": "collect/restarts",
+    "masked_values": "collect/masked_values",
 }
 
 
