@@ -417,6 +417,13 @@ def memory(file: Record) -> Iterator[Row]:
         yield Row(SPEED, f"Memory estimated before training: {row['name']}", result)
 
 
+def viewers(file: Record) -> Iterator[Row]:
+    """Return the row of a file that bench/viewers.py wrote."""
+    what = f"{file['env'].capitalize()} in training with {file['viewers']} viewers on its page, against none"
+    spread = f"{100 * file['ratio_low']:.1f} to {100 * file['ratio_high']:.1f} %"
+    yield Row(SPEED, what, f"{100 * file['ratio']:.1f} % of the throughput (pairs of windows: {spread})")
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
@@ -426,6 +433,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "precision-": precision,
     "profile-overhead-": profile_overhead,
     "soak-": soak,
+    "viewers-": viewers,
 }
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,

@@ -1,6 +1,6 @@
 """What viewers cost a run in training: throughput with four of them on its page against none.
 
-    python bench/viewers.py --out bench/results/viewers.json [--seconds 8] [--pairs 8] [--env snake] [train options]
+    python bench/viewers.py --out bench/results/viewers-h200.json [--seconds 8] [--pairs 8] [--env snake] [train options]
 
 One run trains with --dashboard. Viewers connect and leave in turns, so that both cases see the same machine and the same
 stage of training; each pair of neighbouring windows gives a ratio. Viewers read every message and draw nothing: a browser
@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import statistics
@@ -28,6 +27,8 @@ from typing import Any
 import websockets.exceptions
 import websockets.sync.client
 
+from redline.tools.bench import describe_machine
+
 VIEWERS = 4
 SETTLE = 2.0  # seconds after a change that do not count
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--env", default="snake")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
     parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--commit", help="named in the file where there is no repository")
     options, train_options = parser.parse_known_args()
     folder = tempfile.mkdtemp(prefix="redline-viewers-")
     try:
@@ -78,11 +80,12 @@ def measure(options: argparse.Namespace, train_options: list[str], run: Path) ->
     finally:
         training.terminate()
         training.wait(60)
+    machine = describe_machine(config["device"])
+    machine["commit"] = options.commit or machine["commit"]
     ratios = [a / b for a, b in zip(rates["with"], rates["without"], strict=True)]
-    return {
+    return machine | {
         "env": options.env,
         "device": config["device"],
-        "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "viewers": VIEWERS,
         "seconds": options.seconds,

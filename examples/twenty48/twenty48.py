@@ -17,6 +17,7 @@ from torch import Tensor
 from redline.core import random, select
 from redline.core.errors import UserError
 from redline.core.records import Events, Spec
+from redline.games import Controls
 
 LINE_FEATURES = 4  # of a row or column: empty cells, merges, disorder, weight
 HIDDEN = ("drawn", "key")
@@ -111,6 +112,18 @@ def cells(config: Config, state: State) -> Tensor:
     """(N, 4, 4) uint8 indices into PALETTE."""
     del config
     return state.board.to(torch.uint8)
+
+
+def action_names(config: Config) -> tuple[str, ...]:
+    """The sides that tiles slide to."""
+    del config
+    return ("up", "right", "down", "left")
+
+
+def controls(config: Config, level: int) -> Controls:
+    """The arrow keys; the game waits for them."""
+    del config, level
+    return Controls({"ArrowUp": 0, "ArrowRight": 1, "ArrowDown": 2, "ArrowLeft": 3})
 
 
 class _Lines(NamedTuple):

@@ -57,6 +57,10 @@ class Listed:
     walls: list = field(default_factory=list)  # type: ignore[type-arg]
 
 
+def flat_cells(config: Any, state: Any) -> torch.Tensor:
+    return torch.zeros(len(state.place), 1, config.cells, dtype=torch.uint8)
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("no step", {"step": None}, "has no member 'step'; expected step(config, state, action) -> (State, reward"),
     ("no spec", {"spec": None}, "has no member 'spec'; expected spec(config) -> Spec"),
@@ -74,6 +78,26 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("HIDDEN", {"HIDDEN": ("keys",)}, "HIDDEN names 'keys'; expected fields of State: place, coins, key"),
     ("LIVE", {"LIVE": "reward"}, "LIVE is 'reward'; expected a tuple of names"),
     ("PALETTE", {"PALETTE": (("red", (256, 0, 0)),)}, "PALETTE is"),
+    (
+        "links",
+        {"cells": flat_cells, "links": lambda config, state: flat_cells(config, state)[0]},
+        "links is (1, 6) uint8 for 5 games; expected (5, 1, 6) uint8",
+    ),
+    (
+        "action_names",
+        {"cells": flat_cells, "action_names": lambda config: ("left",)},
+        "action_names returned 1 names; expected 2",
+    ),
+    (
+        "controls",
+        {"cells": flat_cells, "controls": lambda config, level: {"a": 0}},
+        "controls returned the value {'a': 0}; expected redline.games.Controls, or None",
+    ),
+    (
+        "a key without an action",
+        {"cells": flat_cells, "controls": lambda config, level: games.Controls({"a": 9})},
+        "controls gives the key 'a' an action that does not exist",
+    ),
     ("spec type", {"spec": lambda config: {"cells": config.cells}}, "spec returned the value"),
     ("obs_scale", {"spec": spec_with(obs_scale=(1.0,) * 6)}, "obs_scale has length 6; expected a tuple of 2 numbers"),
     ("obs_shape", {"spec": spec_with(obs_shape=[2, 6])}, "spec.obs_shape is [2, 6]; expected a tuple of sizes"),

@@ -52,6 +52,16 @@ def test_a_body_is_joined_and_has_a_gap_to_what_it_is_not_joined_to() -> None:
     assert eyes[:, :20].sum() == pytest.approx(eyes[:, 20:].sum(), abs=4)  # one on each side
 
 
+def test_cells_that_are_numbers_show_them() -> None:
+    palette = (("empty", (200, 190, 180)), ("2", (230, 220, 210)), ("4", (230, 220, 210)))
+    board = CellDrawings(palette, False, 48).board(np.array([[1, 2], [0, 1]], np.uint8))
+    two, four = board[:48, :48], board[:48, 48:]
+    assert (two.min(2) < 100).any()  # dark ink
+    assert not np.array_equal(two, four)
+    named = (palette[0], ("a", (230, 220, 210)), palette[2])
+    assert not (CellDrawings(named, False, 48).board(np.array([[1]], np.uint8)).min(2) < 100).any()
+
+
 def test_the_frames_of_a_gif_share_their_colours() -> None:
     drawings = CellDrawings(PALETTE, False, 24)
     boards = [np.array([[0, 1], [value, 3]], np.uint8) for value in (1, 2)]

@@ -149,3 +149,24 @@ def test_high_scores_are_sorted_bounded_and_survive_damage(tmp_path: Path) -> No
 def test_a_score_that_cannot_be_kept_does_not_end_the_game(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert add_score(tmp_path / "file" / "scores.json", "a", 3, 1) == 1
+
+
+def test_a_game_that_waits_for_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2048, from outside the package: every key is a step, a key that moves nothing is none."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "twenty48"))
+    match = Match(tmp_path, env="twenty48")
+    match.press("ArrowUp", "ArrowLeft")
+    for _ in range(5):
+        match.advance()
+    steps = int(match.you.envs.episode.length[0])
+    assert 1 <= steps <= 2
+    match.clock.now += 100  # type: ignore[attr-defined]
+    match.advance()
+    assert int(match.you.envs.episode.length[0]) == steps
+    board = match.you.envs.game.board
+    legal = match.base_rules.game.legal(match.base_rules.config, match.you.envs.game)[0].tolist()
+    keys = ("ArrowUp", "ArrowRight", "ArrowDown", "ArrowLeft")
+    for key in (key for key, allowed in zip(keys, legal, strict=True) if not allowed):
+        match.press(key)
+        match.advance()
+        assert match.you.envs.game.board.equal(board)

@@ -22,7 +22,7 @@ class Controls(NamedTuple):
     """How a person plays a game by keys, on one level."""
 
     keys: dict[str, int]  # name of a key, as browsers call it (KeyboardEvent.key) -> action
-    ticks: float  # steps per second
+    ticks: float = 0.0  # steps per second; 0: every key is a step, and the game waits for it
     idle: int | None = (
         None  # action of a step without a key; None: the last one again, and the first key starts the game
     )

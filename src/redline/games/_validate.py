@@ -13,7 +13,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.errors import UserError, code_place
 from redline.core.records import Events, Spec
-from redline.games._contract import REQUIRED, Game
+from redline.games._contract import REQUIRED, Controls, Game
 
 _GAMES = 5  # a batch size that few boards have as a side, so that a wrong axis shows
 _VALID: WeakKeyDictionary[Game, list[Any]] = WeakKeyDictionary()  # configs that were validated
@@ -169,8 +169,35 @@ def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
             raise fault(
                 game, "cells", f"returned {int(drawn.max())}", f"indices below {colours}, the length of PALETTE"
             )
+        _validate_drawing(game, config, spec, state, drawn)
     first: Tensor = legal.to(torch.int64).argmax(1)
     return first
+
+
+def _validate_drawing(game: Game, config: Any, spec: Spec, state: Any, drawn: Tensor) -> None:
+    """Validate the optional members that pages and pictures use; `drawn` are the cells of `state`."""
+    if game.links is not None:
+        _expect(game, "links", _call(game, "links", game.links, config, state), tuple(drawn.shape), torch.uint8)
+    if game.paint is not None:
+        painted = _call(game, "paint", game.paint, config, drawn, state, state)
+        _expect(game, "paint", painted, tuple(drawn.shape), torch.uint8)
+    if game.side_boards is not None:
+        for title, board in _call(game, "side_boards", game.side_boards, config, state).items():
+            if not (isinstance(board, Tensor) and board.dim() == 3 and board.dtype == torch.uint8):
+                raise fault(game, "side_boards", f"returned {_kind(board)} for '{title}'", f"({_GAMES}, h, w) uint8")
+    if game.action_names is not None:
+        names = _call(game, "action_names", game.action_names, config)
+        if len(names) != spec.num_actions:
+            raise fault(
+                game, "action_names", f"returned {len(names)} names", f"{spec.num_actions}, one for each action"
+            )
+    if game.controls is not None and (controls := _call(game, "controls", game.controls, config, 1)) is not None:
+        if not isinstance(controls, Controls):
+            raise fault(game, "controls", f"returned {_kind(controls)}", "redline.games.Controls, or None")
+        if wrong := [key for key, action in controls.keys.items() if not 0 <= action < spec.num_actions]:
+            raise fault(
+                game, "controls", f"gives the key '{wrong[0]}' an action that does not exist", "actions of the spec"
+            )
 
 
 def _validate_step(game: Game, config: Any, state: Any, action: Tensor) -> None:

@@ -24,6 +24,8 @@ from redline.run.options import build
 from redline.run.run_folder import read_config
 from redline.run.trust import check_trust
 
+_SMALL_LAYER = 1 << 24  # weights that any machine has memory for
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -152,9 +154,10 @@ def build_agent(
 def _check_widths(run_dir: Path, algo_config: Any, model: dict[str, Tensor]) -> None:
     """Raise UserError for layers larger than all saved weights together, before memory is taken for them."""
     saved = sum(weight.numel() for weight in model.values())
+    most = max(saved, _SMALL_LAYER)  # widths that the network does not use may exceed its weights
     for name in ("hidden", "channels"):
         widths = (1, *getattr(algo_config, name, ()))
-        if any(width * following > saved for width, following in pairwise(widths)):
+        if any(width * following > most for width, following in pairwise(widths)):
             raise UserError(
                 f"The agent in {run_dir} has {saved:,} weights, which cannot be layers of {name} {widths[1:]}: its config.json "
                 "is of another run; restore it or train the agent anew."

@@ -41,6 +41,8 @@ EXTRAS = {
     "nvml": Extra("pynvml", "use, clocks and throttling of the GPU are shown"),
     "sb3": Extra("stable_baselines3", "Redline's games train with Stable-Baselines3, which benchmarks compare with"),
     "report": Extra("matplotlib", "redline report draws learning curves"),
+    "web": Extra("starlette", "redline watch, redline play and --dashboard serve a page in the browser"),
+    "video": Extra("imageio_ffmpeg", "redline watch --mp4 writes videos"),
     "atari": Extra("ale_py", "gym:ALE/… trains on Atari games"),
     "mario": Extra("gym_super_mario_bros", "mario trains on Super Mario Bros."),
 }

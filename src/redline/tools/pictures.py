@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from redline.tools.draw import Palette, Pixels
 
@@ -18,7 +18,7 @@ SIDE = 480  # pixels of the longer side, at least
 _SHORT_SIDE = 320
 _FINE = 4  # cells are drawn this many times as large, then reduced
 _SIDES = ((1, 0, -1), (2, 1, 0), (4, 0, 1), (8, -1, 0))  # bit, right, down
-_WHITE, _BLACK = (255, 255, 255), (22, 24, 29)
+_WHITE, _BLACK, _DARK = (255, 255, 255), (22, 24, 29), (43, 42, 40)
 Key = tuple[int, int, int]  # value, links, whether the square beneath is a light one
 Colour = tuple[int, int, int]
 
@@ -69,7 +69,11 @@ class CellDrawings:
             else:
                 box = [0.04 * side, 0.04 * side, 0.96 * side - 1, 0.96 * side - 1]
                 pen.rounded_rectangle(box, 0.16 * side, colour)
+                name, numbered = self.palette[value][0], all(name.isdigit() for name, _ in self.palette[1:])
                 pen.rectangle([0.14 * side, 0.1 * side, 0.86 * side, 0.17 * side], _mix(colour, _WHITE, 0.14))
+                if numbered:
+                    font = ImageFont.load_default(side * (0.27 if len(name) > 3 else 0.38))
+                    pen.text((side / 2, side / 2), name, _DARK, font, "mm")
         return np.asarray(square.resize((self.size, self.size), Image.Resampling.BOX))
 
 

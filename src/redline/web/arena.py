@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from redline.core.errors import UserError
-from redline.envs import Rules, change_rules, make_rules
+from redline.envs import Rules, batch, change_rules, make_rules
 from redline.games import Controls
 from redline.run.agent import Agent, load_agent
 from redline.run.options import parse
@@ -22,6 +22,7 @@ from redline.web.scores import add_score, read_scores
 from redline.web.wall import TensorGames, TensorWall
 
 YOU, AGENT = 0, 1  # numbers of the two games in messages
+_UNHURRIED = 2.0  # steps per second of an opponent in a game that waits for keys
 _WAITING_KEYS = 2  # keys pressed faster than steps are taken; more are dropped
 
 
@@ -86,7 +87,8 @@ class Arena:
                 return
             if self.phase == "ready":
                 self._enter("playing")
-            if not self.keys or self.keys[-1] != action or self.controls.idle is not None:
+            turns = self.controls.idle is None and self.controls.ticks  # a key held down must not fill the queue
+            if not (turns and self.keys and self.keys[-1] == action):
                 self.keys.append(action)
 
     def _enter(self, phase: str) -> None:
@@ -96,8 +98,8 @@ class Arena:
     def advance(self) -> float:
         """Take the steps that are due and send what changed; returns the seconds until the next."""
         now = self.clock()
-        if self.phase == "playing" and now >= self._due:
-            self._due = max(self._due + 1 / self.controls.ticks, now)
+        if self.phase == "playing" and (now >= self._due if self.controls.ticks else self.keys):
+            self._due = max(self._due + 1 / self.controls.ticks, now) if self.controls.ticks else now
             self._step()
         racing = self.opponent and not self.opponent_over and self.phase in ("playing", "over")
         if racing and now >= self._opponent_due:
@@ -106,14 +108,15 @@ class Arena:
         if self._changed:
             self._changed = False
             self.send_all()
-        waits = [self._due] if self.phase == "playing" else []
+        waits = [self._due] if self.phase == "playing" and self.controls.ticks else []
         waits += [self._opponent_due] if racing and not self.opponent_over else []
         return min((due - self.clock() for due in waits), default=0.5)
 
     def _step(self) -> None:
         idle = self.last if self.controls.idle is None else self.controls.idle
         action = self.keys.popleft() if self.keys else idle
-        if action is None:
+        legal = batch.legal(self.you.rules, self.you.envs.game)
+        if action is None or (legal is not None and not legal[0, action]):  # a slip of the finger is no move
             return
         self.last = action
         self.you.play(torch.tensor([action]))
@@ -129,7 +132,8 @@ class Arena:
 
     def _opponent_ticks(self) -> float:
         same = self.agent is not None and self.agent.rules.config == self.base_rules.config
-        return self.controls.ticks if same or not self.controls.agent_ticks else self.controls.agent_ticks
+        ticks = self.controls.ticks if same or not self.controls.agent_ticks else self.controls.agent_ticks
+        return ticks or _UNHURRIED
 
     def _step_opponent(self) -> None:
         assert self.opponent

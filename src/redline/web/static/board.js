@@ -56,7 +56,10 @@ function drawEyes(context, cx, cy, size, right, down) {
 }
 
 // Draws a board message {rows, columns, cells, links?} with cells of `size` CSS pixels.
-function drawCells(canvas, board, palette, linked, size) {
+// In a game whose cells are numbers (names of the palette), each cell shows its own.
+function drawCells(canvas, board, stage, linked, size) {
+  const { palette, names } = stage;
+  const numbered = names.slice(1).every((name) => /^\d+$/.test(name));
   const { rows, columns } = board;
   const context = prepareCanvas(canvas, columns * size, rows * size);
   const cells = bytesOf(board.cells);
@@ -88,7 +91,16 @@ function drawCells(canvas, board, palette, linked, size) {
     context.fill();
     context.fillStyle = "rgba(255, 255, 255, 0.14)";
     context.fillRect(x + size * 0.14, y + size * 0.1, size * 0.72, Math.max(1, size * 0.07));
+    if (numbered) drawNumber(context, x, y, size, names[cells[i]]);
   }
+}
+
+function drawNumber(context, x, y, size, name) {
+  context.fillStyle = "#2b2a28";
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  context.font = `600 ${size * (name.length > 3 ? 0.27 : 0.38)}px system-ui, sans-serif`;
+  context.fillText(name, x + size / 2, y + size / 2);
 }
 
 // Draws a game of any kind into a canvas, at most `width` by `height` CSS pixels, and sets the canvas's CSS size.
@@ -108,7 +120,7 @@ function drawGame(canvas, game, stage, width, height) {
   }
   const size = Math.max(2, Math.min(width / game.columns, height / game.rows));
   canvas.style.width = `${size * game.columns}px`;
-  drawCells(canvas, game, stage.palette, stage.links, size);
+  drawCells(canvas, game, stage, stage.links, size);
   canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
 }
 
@@ -127,7 +139,7 @@ function drawSideBoards(container, game, stage, size) {
     }
     const canvas = box.querySelector("canvas");
     canvas.style.width = `${board.columns * size}px`;
-    drawCells(canvas, board, stage.palette, false, size);
+    drawCells(canvas, board, stage, false, size);
   }
 }
 
