@@ -388,6 +388,15 @@ def soak(file: Record) -> Iterator[Row]:
         yield Row(FAULTS, f"{minutes}: score with faults, and without after as many steps", f"{disturbed}, {quiet}")
 
 
+def sigterm(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/sigterm.py wrote."""
+    what = f"SIGTERM with {quantity(file['transitions'])} transitions in replay memory"
+    slowest = max(file["rows"], key=lambda row: row["seconds_to_durable"])
+    durable, ended = slowest["seconds_to_durable"], slowest["seconds_to_exit"]
+    size = f"{slowest['checkpoint_bytes'] / 1e9:.2f} GB"
+    yield Row(FAULTS, f"{what}: durable checkpoint of {size}, end of the process", f"{durable:.1f} s, {ended:.1f} s")
+
+
 def profile_overhead(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/profile_overhead.py wrote."""
     for row in file["rows"]:
@@ -432,6 +441,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "memory-": memory,
     "precision-": precision,
     "profile-overhead-": profile_overhead,
+    "sigterm-": sigterm,
     "soak-": soak,
     "viewers-": viewers,
 }

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -724,3 +726,35 @@ def test_a_terminal_that_knows_ascii_only(programs: dict[str, tuple[int, bytes, 
     code, out, err = programs["ascii"]
     assert (code, err) == (0, b"")
     assert b"usage: redline COMMAND" in out
+
+
+@pytest.mark.fault("H5")
+def test_streams_that_are_closed_full_or_ascii(tmp_path: Path, run: str) -> None:
+    """As programs of their own, side by side: no traceback, and the exit code of the command."""
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LC_", "LANG"))}
+    plain |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    odd = tmp_path / "läuft"
+    shutil.copytree(run, odd)
+    report = f"report {shlex.quote(str(odd))} --out {shlex.quote(str(tmp_path))}"
+    cases = {
+        f"eval {shlex.quote(run)} --episodes 2 --device cpu 2>&-": 0,
+        f"eval {shlex.quote(run)} --episodes 2 --device cpu >&- 2>&-": 0,
+        f"eval {shlex.quote(str(odd))} --episodes 2 --device cpu": 0,
+        report: 0,
+        "list >/dev/full": 74,
+        "--help >/dev/full": 74,
+        "train --help": 0,
+    }
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", f"exec {sys.executable} -m redline {line}"],
+            env=plain | ascii_only,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for line in cases
+    ]
+    for process, (line, code) in zip(started, cases.items(), strict=True):
+        _, err = process.communicate(timeout=200)
+        assert (process.returncode, b"Traceback" in err) == (code, False), (line, err.decode(errors="replace"))

@@ -15,9 +15,9 @@ from redline.cli import help as help_text
 from redline.cli import streams
 from redline.cli.command import COMMANDS, by_position
 from redline.cli.parse import parse
-from redline.core.errors import UserError, nearest
+from redline.core.errors import StorageError, UserError, nearest
 from redline.engine.launch import launched
-from redline.run.run_folder import to_stderr
+from redline.run.run_folder import reason, to_stderr
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
@@ -37,6 +37,10 @@ def main(words: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the program reading our output has exited, as in `redline list | head -1`
         streams.silence(sys.stdout)
         code = 0
+    except OSError as error:  # of a full disk behind standard output, or of a file that a command needs
+        place = f" ({error.filename})" if error.filename else ""
+        to_stderr(f"redline: Reading or writing failed: {reason(error)}{place}.")
+        code = StorageError.exit_code
     except Exception as error:
         if behind := _interrupt_behind(error):  # a library may turn an interrupt into an error of its own
             code = _end_interrupted(behind, as_program=words is None)

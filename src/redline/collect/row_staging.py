@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from redline.collect.shared_memory import Array, Backoff
 from redline.collect.shared_ring import SharedRing
+from redline.engine.fast import first_line
 
 _LONG_WAIT_NS = 10_000_000_000
 
@@ -39,10 +40,8 @@ class RowStaging:
         self.capacity = rings[0].capacity + 1  # a ring's rows, and the one that stays
         on_gpu = device.type == "cuda"
         fields = {**fields, "version": ((len(rings),), np.int64)}
-        self.arrays = {
-            name: _host_array((self.capacity, *shape), dtype, on_gpu and pin_memory)
-            for name, (shape, dtype) in fields.items()
-        }
+        shapes = {name: ((self.capacity, *shape), dtype) for name, (shape, dtype) in fields.items()}
+        self.arrays = _host_arrays(shapes, on_gpu and pin_memory, notify)
         self.parts = [  # views of each ring's environments
             {name: array[:, ring] if name == "version" else array[:, envs] for name, array in self.arrays.items()}
             for ring, envs in enumerate(slices)
@@ -131,10 +130,19 @@ class RowStaging:
             moved += copied
 
 
-def _host_array(shape: tuple[int, ...], dtype: DTypeLike, pinned: bool) -> Array:
-    """Return zeros, in page-locked memory for a GPU to copy from."""
-    if not pinned:
-        return np.zeros(shape, dtype)
+def _host_arrays(
+    shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]], pinned: bool, notify: Callable[[str], None]
+) -> dict[str, Array]:
+    """Return zeros by name; in page-locked memory for a GPU to copy from if `pinned`, unless there is too little of it."""
+    if pinned:
+        try:
+            return {name: _page_locked(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        except (RuntimeError, MemoryError) as error:
+            notify(f"Rows of actors are staged in ordinary memory, which is slower: {first_line(error)}.")
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def _page_locked(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     torch_dtype = torch.from_numpy(np.zeros(1, dtype)).dtype
     array: Array = torch.zeros(shape, dtype=torch_dtype, pin_memory=True).numpy()
     return array

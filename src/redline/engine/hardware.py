@@ -10,11 +10,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import psutil
 import torch
 
 from redline.core.errors import UserError, nearest
 from redline.core.records import Hardware
+from redline.engine import host_memory
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -57,7 +57,7 @@ def detect(device: torch.device) -> Hardware:
             compiler=compiler,
             capability=(properties.major, properties.minor),
         )
-    memory = psutil.virtual_memory().total / 2**30
+    memory = host_memory.total_bytes() / 2**30
     return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
 
 
@@ -79,7 +79,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the free memory of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return host_memory.free_bytes()
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 
 import torch
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator:"  # in the message of torch's allocator of host memory, a plain RuntimeError
+# In messages of plain RuntimeErrors: of torch's allocator of host memory, of C++, and of torch's shared memory.
+_MESSAGES = ("DefaultCPUAllocator:", "std::bad_alloc", "unable to mmap")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -15,7 +17,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES):
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

@@ -65,7 +65,7 @@ class Curriculum:
 def read_phases(path: str) -> list[Phase]:
     """Return the phases in a JSON file."""
     try:
-        records = json.loads(Path(path).read_text())
+        records = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"curriculum_file {path} could not be read: {error.strerror}.") from None
     except ValueError as error:

@@ -93,7 +93,7 @@ def recorded(plan: Plan, name: str) -> Any:
     folder = plan.run_dir if resume in ("auto", "must") else Path(resume).absolute().parent.parent
     if resume != "never":
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return json.loads((folder / "config.json").read_text())[name]
+            return json.loads((folder / "config.json").read_text(encoding="utf-8"))[name]
     return None
 
 
@@ -149,7 +149,7 @@ def remember(path: Path, key: str, value: Any) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(record, dict):
             return record
     return {}

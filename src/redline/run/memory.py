@@ -41,7 +41,9 @@ def fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -
     A resumed run keeps its capacity.
     """
     with suppress(OSError, ValueError, KeyError):
-        before = int(json.loads((run_dir / "config.json").read_text())["algo_options"]["replay_capacity"])
+        before = int(
+            json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["algo_options"]["replay_capacity"]
+        )
         return dataclasses.replace(config, replay_capacity=before), "as the run began"
     kind = replay.load(config.replay)
     free, place = _free_for(kind, device, run_dir)

@@ -24,6 +24,7 @@ from redline.recipes.recipe import RUN_SETTINGS, Recipe
 from redline.run import options
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.memory import fit_replay
+from redline.run.network_size import check_network
 from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
 from redline.run.run_folder import ENV_ACTIVITY
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
@@ -69,7 +70,7 @@ def resolve(settings: Settings) -> Plan:
     chosen["inference"] = _choose_inference(settings, machine, chosen["actors"])
     curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
-    return Plan(
+    plan = Plan(
         settings=settings,
         rules=rules,
         algo=algo,
@@ -85,6 +86,8 @@ def resolve(settings: Settings) -> Plan:
         **{name: setting.value for name, setting in chosen.items() if name not in ("device", "algo", "curriculum")},
         device=device,
     )
+    check_network(plan)
+    return plan
 
 
 def _requested_or(value: Any, recommended: Setting) -> Setting:

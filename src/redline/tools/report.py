@@ -95,7 +95,7 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
         out.mkdir(parents=True, exist_ok=True)
         for name, (_, data) in pictures.items():
             _write(out / name, data)
-        _write(report, text.encode())
+        _write(report, text.encode(errors="surrogateescape"))
     except OSError as error:
         raise StorageError(
             f"Cannot write {report}: {explain_os_error(report, error)}. Choose another folder with --out."
@@ -299,6 +299,7 @@ def _label(group: Sequence[RunFolder], runs: Sequence[RunFolder]) -> str:
     """Return the names of a group's folders; full paths where two runs have the same name."""
     short = len({run.path.resolve().name for run in runs}) == len(runs)
     names = [run.path.resolve().name if short else str(run.path) for run in group]
+    names = [os.fsencode(name).decode(errors="replace") for name in names]  # whatever the locale makes of a file name
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 

@@ -1,0 +1,49 @@
+"""The size of a network, from its options alone: one that cannot fit is refused before any memory is taken."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from redline.core.errors import UserError
+from redline.core.records import Spec
+from redline.engine import hardware
+from redline.run.plan import Plan
+
+_SMALL = 64 << 20  # bytes: networks below are not measured, which takes seconds the first time
+_COPIES = 4  # of the weights in training, at least: themselves, gradients, and two moments of Adam
+
+
+def network_bytes(algo: Any, spec: Spec, config: Any) -> int:
+    """Return the bytes of an algorithm's network; 0 if it is small for certain, or of an unknown kind."""
+    if _at_most(spec, config) < _SMALL:
+        return 0
+    try:
+        with torch.device("meta"):  # shapes without memory
+            net = algo.acting_network(spec, config)
+    except Exception:  # an algorithm from outside may need real tensors
+        return 0
+    return sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+
+
+def check_network(plan: Plan) -> None:
+    """Raise UserError if the network's weights alone need more memory than is free on the plan's device."""
+    needed = _COPIES * network_bytes(plan.algo, plan.rules.game.spec(plan.rules.config), plan.algo_config)
+    if needed and needed > (free := hardware.free_bytes(plan.device)):
+        raise UserError(
+            f"The weights of this network need about {needed / 1e9:,.1f} GB on {plan.device} in training, where "
+            f"{free / 1e9:,.1f} GB are free; choose smaller layers ({plan.algo.group}.hidden, {plan.algo.group}.channels)."
+        )
+
+
+def _at_most(spec: Spec, config: Any) -> int:
+    """Return an upper bound of the bytes of all weights, by the widths of the layers."""
+    hidden, channels = getattr(config, "hidden", ()), getattr(config, "channels", (1,))
+    outputs = (spec.num_actions + 1) * getattr(config, "atoms", 1)
+    widths = (math.prod(spec.obs_shape) * max(channels), *hidden, outputs)
+    dense = sum(a * b for a, b in pairwise(widths)) + math.prod(spec.obs_shape) * max(channels) * max(hidden, default=1)
+    convolutions = 64 * sum(a * b for a, b in pairwise((max(spec.obs_shape), *channels)))  # 8x8 of pixels, resnets
+    return int(8 * (dense + convolutions))  # float32; two networks where actor and critic share nothing
