@@ -54,7 +54,7 @@ def test_act_takes_arrays_and_tensors_single_and_batched(run: Run) -> None:
     one = agent.act(obs[1].numpy())
     assert type(one) is int
     assert one == expected[1]
-    with pytest.raises(UserError, match=r"act expects observations of shape .*, got \(3,\)"):
+    with pytest.raises(UserError, match=r"expects observations of shape .*, got \(3,\)"):
         agent.act(torch.zeros(3))
 
 

@@ -127,8 +127,12 @@ class GymGame:
 
     def make(self, config: GymConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """Return one environment whose observations are arrays, channels first, and whose actions count from 0."""
+        return self.prepare(self.open(config, render_mode), config)
+
+    def prepare(self, env: gymnasium.Env[Any, Any], config: GymConfig) -> gymnasium.Env[Any, Any]:
+        """Return an environment with the preprocessing of these options."""
         preprocessing = (config.frame_skip, config.frame_max, config.grey, config.size, config.sticky)
-        return ArrayWrapper(Frames(self.open(config, render_mode), *preprocessing, name=self.name), self.name)
+        return ArrayWrapper(Frames(env, *preprocessing, name=self.name), self.name)
 
     def spec(self, config: GymConfig) -> Spec:
         """Return the spec of the environment with these options; the environment is made once to read its spaces."""

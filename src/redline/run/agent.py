@@ -21,6 +21,8 @@ from redline.run.checkpoint import Checkpoints
 from redline.run.evaluate import Evaluation, evaluate_net, greedy
 from redline.run.manifest import check_weights
 from redline.run.options import build
+from redline.run.play import play
+from redline.run.policies import outputs
 from redline.run.run_folder import read_config
 from redline.run.trust import check_trust
 
@@ -45,32 +47,67 @@ class Agent:
         """The options of the environment it was trained on: `redline.make(env, **agent.env_options)`."""
         return dict(vars(self.rules.config))
 
-    def act(self, obs: Any, legal: Any = None) -> Any:
+    def act(self, obs: Any, legal: Any = None, *, sample: bool = False) -> Any:
         """Return the greedy action for an observation, or the actions for a batch of N observations.
 
         obs: array or tensor on any device, one observation of the environment's `obs_shape` or a batch (N, *obs_shape).
         legal: bool array or tensor (A,) or (N, A), in environments where actions can be illegal; None: all are legal.
+        sample: draw the action from the policy instead, by torch's random numbers; for algorithms that learn one.
 
         A tensor gives a tensor, () or (N,) int64 on the device of the agent. Anything else gives numpy: an int for one
         observation, an array (N,) int64 for a batch.
         """
-        tensor = torch.as_tensor(obs)
-        shape = self.rules.game.spec(self.rules.config).obs_shape
-        single = tuple(tensor.shape) == shape
-        if not single and tuple(tensor.shape[1:]) != shape:
-            raise UserError(f"act expects observations of shape {shape} or (N, *{shape}), got {tuple(tensor.shape)}.")
-        mask = None if legal is None else torch.as_tensor(legal, dtype=torch.bool)
-        if single:
-            tensor, mask = tensor.unsqueeze(0), None if mask is None else mask.unsqueeze(0)
-        action = self.policy(tensor, mask)
-        action = action[0] if single else action
+        self.check(sample)
+        choose = self._sampled if sample else self.policy
+        action, single = self._apply(choose, obs, legal)
         if isinstance(obs, Tensor):
             return action
         return int(action) if single else action.cpu().numpy()
 
+    def values(self, obs: Any, legal: Any = None) -> Any:
+        """Return Q-values (A,) or (N, A), or with an actor-critic the values () or (N,) of the states.
+
+        Observations, actions that are legal and the kind of the result are as with `act`. The Q-value of an illegal action
+        is a large negative number.
+        """
+        value, _ = self._apply(self._values, obs, legal)
+        return value if isinstance(obs, Tensor) else value.cpu().numpy()
+
+    def play(self, env: Any, episodes: int = 1, seed: int = 0, sample: bool = False) -> dict[str, Any]:
+        """Play an environment of `redline.make` or of `gymnasium.make`; return returns and lengths of the episodes."""
+        return play(self, env, episodes, seed, sample)
+
+    def _apply(self, function: Callable[[Tensor, Tensor | None], Tensor], obs: Any, legal: Any) -> tuple[Tensor, bool]:
+        """Return the function's result for one observation or for a batch, and whether it was one."""
+        tensor = torch.as_tensor(obs)
+        shape = self.rules.game.spec(self.rules.config).obs_shape
+        single = tuple(tensor.shape) == shape
+        if not single and tuple(tensor.shape[1:]) != shape:
+            raise UserError(
+                f"The agent expects observations of shape {shape} or (N, *{shape}), got {tuple(tensor.shape)}."
+            )
+        mask = None if legal is None else torch.as_tensor(legal, dtype=torch.bool)
+        if single:
+            tensor, mask = tensor.unsqueeze(0), None if mask is None else mask.unsqueeze(0)
+        result = function(tensor, mask)
+        return (result[0] if single else result), single
+
     def policy(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
         """Return the greedy actions (N,) int64 for observations (N, …) and legal actions (N, A) bool or None."""
         return greedy(self.net, self.device)(obs, legal)
+
+    @torch.no_grad()
+    def _sampled(self, obs: Tensor, legal: Tensor | None) -> Tensor:
+        probabilities = outputs(self.net, self.device, obs, legal).softmax(1)
+        return probabilities.multinomial(1).squeeze(1)
+
+    @torch.no_grad()
+    def _values(self, obs: Tensor, legal: Tensor | None) -> Tensor:
+        net: Any = self.net
+        if not hasattr(net, "with_value"):
+            return outputs(net, self.device, obs, legal)
+        value: Tensor = net.with_value(obs.to(self.device), None if legal is None else legal.to(self.device))[1]
+        return value
 
     def evaluate(
         self,

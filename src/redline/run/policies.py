@@ -21,7 +21,7 @@ def greedy(net: nn.Module, device: torch.device) -> Policy:
 
     @torch.no_grad()
     def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        return _outputs(net, device, obs, legal).argmax(1)
+        return outputs(net, device, obs, legal).argmax(1)
 
     return policy
 
@@ -32,7 +32,7 @@ def sampled(net: nn.Module, device: torch.device, seed: int) -> Policy:
 
     @torch.no_grad()
     def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        logits = _outputs(net, device, obs, legal)
+        logits = outputs(net, device, obs, legal)
         number = torch.arange(logits.numel(), device=device).view_as(logits)
         noise = random.gumbel(random.bits(random.fold(key, count), number))
         count.add_(1)
@@ -41,7 +41,7 @@ def sampled(net: nn.Module, device: torch.device, seed: int) -> Policy:
     return policy
 
 
-def _outputs(net: nn.Module, device: torch.device, obs: Tensor, legal: Tensor | None) -> Tensor:
+def outputs(net: nn.Module, device: torch.device, obs: Tensor, legal: Tensor | None) -> Tensor:
     """The outputs of the network, (N, A)."""
     outputs: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
     return outputs

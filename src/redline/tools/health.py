@@ -43,6 +43,7 @@ EXTRAS = {
     "report": Extra("matplotlib", "redline report draws learning curves"),
     "web": Extra("starlette", "redline watch, redline play and --dashboard serve a page in the browser"),
     "video": Extra("imageio_ffmpeg", "redline watch --mp4 writes videos"),
+    "export": Extra("onnxruntime", "redline export writes ONNX files and int8"),
     "atari": Extra("ale_py", "gym:ALE/… trains on Atari games"),
     "mario": Extra("gym_super_mario_bros", "mario trains on Super Mario Bros."),
 }

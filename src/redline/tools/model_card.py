@@ -1,0 +1,103 @@
+"""A model card for an exported agent: Markdown with the front matter that the Hugging Face Hub reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from redline.run.agent import Agent
+from redline.run.progress import quantity
+
+
+def model_card(agent: Agent, exported: dict[str, Any]) -> str:
+    """Return the card of an agent that was exported with the result `exported`."""
+    config, evaluation = agent.config, exported.get("evaluation")
+    name = f"{config['algo'].upper()} on {config['env']}"
+    lines = ["---", *_front_matter(name, config, evaluation), "---", "", f"# {name}", ""]
+    lines += [f"Trained with Redline for {quantity(agent.env_steps)} steps."]
+    lines += ["", "| | |", "|---|---|", *_facts(agent, evaluation), ""]
+    lines += ["## Files", "", *_files(exported), "", "## Use", "", *_usage(exported), "", "## Settings", ""]
+    settings = {
+        key: config[key] for key in ("env", "env_options", "algo", "algo_options", "num_envs", "seed", "precision")
+    }
+    lines += ["```json", json.dumps(settings, indent=2), "```", ""]
+    return "\n".join(lines)
+
+
+def _front_matter(name: str, config: dict[str, Any], evaluation: dict[str, Any] | None) -> list[str]:
+    lines = ["library_name: redline", "tags:", "- reinforcement-learning", "- deep-reinforcement-learning"]
+    lines += [f"- {json.dumps(config['algo'])}", f"- {json.dumps(config['env'])}"]
+    if evaluation is None:
+        return lines
+    score = f"{evaluation['score_mean']:.2f} +/- {evaluation['score_ci95']:.2f}"
+    return [
+        *lines,
+        "model-index:",
+        f"- name: {json.dumps(name)}",
+        "  results:",
+        "  - task: {type: reinforcement-learning, name: reinforcement-learning}",
+        f"    dataset: {{type: {json.dumps(config['env'])}, name: {json.dumps(config['env'])}}}",
+        "    metrics:",
+        f"    - {{type: mean_score, value: {json.dumps(score)}, verified: false}}",
+    ]
+
+
+def _facts(agent: Agent, evaluation: dict[str, Any] | None) -> list[str]:
+    config = agent.config
+    rows = {"environment": config["env"], "algorithm": config["algo"], "seed of training": config["seed"]}
+    rows |= {"trained on": f"{config['device']}, {config['precision']}"}
+    result = _read(agent.path / "result.json")
+    if "seconds" in result:
+        rows["wall-clock"] = f"{result['seconds']:,.0f} s, {quantity(result['env_steps_per_second'])} steps/s"
+    if evaluation:
+        name = agent.rules.game.spec(agent.rules.config).score_name
+        interval = (
+            f"{evaluation['score_low']:.2f} to {evaluation['score_high']:.2f}" if evaluation["score_low"] else "-"
+        )
+        games = f"{evaluation['episodes']:,} held-out games, greedy, seed {evaluation['seed']}"
+        rows[f"mean {name}"] = f"{evaluation['score_mean']:.2f} (95 % interval {interval}; {games})"
+    return [f"| {key} | {value} |" for key, value in rows.items()]
+
+
+def _files(exported: dict[str, Any]) -> list[str]:
+    checked = f"chooses as the agent does in {exported['checked']:,} states"
+    lines = [f"- `{Path(exported['file']).name}`: {exported['bytes'] / 1e3:,.0f} kB, {checked}."]
+    if "int8" in exported:
+        int8 = exported["int8"]
+        speeds = ", ".join(f"{ratio:.2f} times as fast in batches of {size}" for size, ratio in int8["speedup"].items())
+        score = f"score {int8['score_mean']:.2f} against {int8['fp32_score_mean']:.2f} in {int8['episodes']:,} games"
+        lines.append(f"- `{Path(int8['file']).name}`: int8, {int8['bytes'] / 1e3:,.0f} kB, {score}; {speeds}.")
+    return lines
+
+
+def _usage(exported: dict[str, Any]) -> list[str]:
+    name = Path(exported["file"]).name
+    if exported["format"] == "onnx":
+        code = [
+            "import numpy as np",
+            "import onnxruntime",
+            "",
+            f'session = onnxruntime.InferenceSession("{name}")',
+            f"obs = np.zeros({(1, *exported['obs_shape'])}, np.{exported['obs_dtype']})",
+            f"legal = np.ones((1, {exported['num_actions']}), bool)  # actions that are allowed",
+            'action, scores = session.run(None, {"obs": obs, "legal": legal})',
+        ]
+    else:
+        code = [
+            "import torch",
+            "",
+            f'agent = torch.export.load("{name}").module()',
+            f"obs = torch.zeros({(1, *exported['obs_shape'])}, dtype=torch.{exported['obs_dtype']})",
+            f"legal = torch.ones(1, {exported['num_actions']}, dtype=torch.bool)  # actions that are allowed",
+            "action, scores = agent(obs, legal)",
+        ]
+    return ["```python", *code, "```"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
