@@ -62,14 +62,15 @@ def train(env: str, **options: Any) -> Run:
     return run(build(Settings, {"env": env, **options}, ""))
 
 
-def load(run: Run | Path | str, device: str = "auto", trust: bool = False) -> Agent:
-    """Return the agent of a run's newest good checkpoint.
+def load(run: Run | Path | str, device: str = "auto", trust: bool = False, checkpoint: str | int = "newest") -> Agent:
+    """Return the agent of a run's newest good checkpoint, or of another one.
 
     trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
+    checkpoint: newest, best (by the evaluations of `eval_every`) or the step of a checkpoint.
     """
     from redline.run.agent import load_agent
 
-    return load_agent(_folder(run), device, trust)
+    return load_agent(_folder(run), device, trust, str(checkpoint))
 
 
 def evaluate(
@@ -80,13 +81,14 @@ def evaluate(
     max_steps: int = 0,
     sample: bool = False,
     trust: bool = False,
+    checkpoint: str | int = "newest",
 ) -> dict[str, Any]:
-    """Play held-out seeds with a run's newest agent and return the fields of `redline eval --json`.
+    """Play held-out seeds with a run's agent and return the fields of `redline eval --json`.
 
     The policy is greedy, or with `sample` draws its actions. `max_steps` ends the evaluation after so many steps.
-    `trust` is that of `load`.
+    `trust` and `checkpoint` are those of `load`.
     """
-    return load(run, device, trust).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
+    return load(run, device, trust, checkpoint).evaluate(episodes, seed, max_steps=max_steps, sample=sample)
 
 
 def _folder(run: Run | Path | str) -> Path:

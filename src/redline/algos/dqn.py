@@ -281,6 +281,12 @@ class Learner(learner.Learner):
     def forget(self, lost: Tensor) -> None:
         self.memory.forget(lost)
 
+    def resume_level(self, episodes: bool) -> str:
+        """Return L3 only for a memory that checkpoints hold; a file's rows may be overwritten until a run is continued."""
+        if episodes:
+            return "L3" if self.memory.in_checkpoints else "L2"
+        return "L2" if self.memory.survives_interrupt else "L1"
+
     def interrupt(self) -> bool:
         """Mark the newest transitions as the last of their episodes."""
         return self.memory.interrupt()

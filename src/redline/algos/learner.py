@@ -233,6 +233,13 @@ class Learner(ABC):
         """Resume after a checkpoint was copied into `state_dict`. Return False if the replay memory is lost."""
         return True
 
+    def resume_level(self, episodes: bool) -> str:
+        """Return what a checkpoint restores where it does or does not restore the `episodes` under way.
+
+        L3: everything, bit for bit; L2: not the episodes, or not every transition; L1: no transitions.
+        """
+        return "L3" if episodes else "L2"
+
     def interrupt(self) -> bool:
         """Prepare for new episodes in all environments: nothing continues the newest transitions.
 

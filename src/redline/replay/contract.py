@@ -86,6 +86,8 @@ class Replay(ABC):
     n_step: int
     device: torch.device
     lead: int = 0  # iterations between drawing a batch and delivering it
+    in_checkpoints: bool = True  # `tensors` holds every transition; False: a file does, which later rows overwrite
+    survives_interrupt: bool = True  # `interrupt` keeps the transitions
 
     @property
     def written(self) -> Tensor | None:

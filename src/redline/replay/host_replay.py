@@ -75,6 +75,7 @@ class HostReplay(Replay):
         self.windows = NStepWindows(rules, state, ring, self.finals, request.gamma)
         self.layout = RowLayout({f"states.{name}": shape for name, shape in fields.items()} | STEP_FIELD)
         self.storage = make_storage(ring.size, self.layout)
+        self.in_checkpoints, self.survives_interrupt = self.storage.saved_in_checkpoints, False
         self.histories = self.storage.histories()
         self.missing_rows = torch.zeros(ring.rows, dtype=torch.bool, device=device)  # rows that the storage lost
         # Rows of a window whose records are gathered: its start, its end, those between, and those of earlier frames.

@@ -145,17 +145,18 @@ class Agent:
         }
 
 
-def load_agent(run_dir: Path, device: str = "auto", trust: bool = False) -> Agent:
-    """Load the agent of a run's newest good checkpoint.
+def load_agent(run_dir: Path, device: str = "auto", trust: bool = False, checkpoint: str = "newest") -> Agent:
+    """Load the agent of a run's newest good checkpoint, or of another one.
 
     trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
+    checkpoint: newest, best (by the evaluations of --eval-every) or the step of a checkpoint.
     """
     config, rules = open_run(run_dir, trust)
     torch_device = hardware.pick_device(device)
-    checkpoint = Checkpoints(run_dir, check=check_weights).load(groups=("model",))
-    if checkpoint is None:
+    saved = Checkpoints(run_dir, check=check_weights).select(checkpoint, groups=("model",))
+    if saved is None:
         raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
-    return build_agent(run_dir, config, rules, checkpoint.tensors["model"], checkpoint.step, torch_device)
+    return build_agent(run_dir, config, rules, saved.tensors["model"], saved.step, torch_device)
 
 
 def open_run(run_dir: Path, trust: bool = False) -> tuple[dict[str, Any], Rules]:

@@ -271,6 +271,26 @@ class Checkpoints:
         """The good checkpoint with the highest score, the newest of equals; where none has a score, the newest."""
         return self._first_good(lambda: _best_first(self._scores()), groups)
 
+    def select(self, which: str, groups: Collection[str] | None = None) -> Checkpoint | None:
+        """The checkpoint that `which` names: newest, best (by evaluation) or a step. None if there never was one."""
+        if which == "newest":
+            return self.load(groups)
+        if which == "best":
+            checkpoint = self.best(groups)
+            if checkpoint and checkpoint.manifest["score"] is None:
+                raise UserError(
+                    "checkpoint is 'best', but no checkpoint of this run was evaluated; train with --eval-every STEPS, or use "
+                    "--checkpoint newest."
+                )
+            return checkpoint
+        paths = self._newest_first()
+        steps = sorted({_order(path)[0] for path in paths})
+        chosen = [path for path in paths if which.isdecimal() and _order(path)[0] == int(which)]
+        if paths and not chosen:
+            known = ", ".join(map(str, steps))
+            raise UserError(f"checkpoint is '{which}'; expected newest, best or a step that was kept: {known}.")
+        return self._first_good(lambda: chosen, groups)
+
     def load_path(self, path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
         """The checkpoint in the folder `path`. Raises if it is damaged; moves nothing."""
         return self._accept(read_checkpoint(path, groups, self._check))

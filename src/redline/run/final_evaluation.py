@@ -9,7 +9,7 @@ from redline.run.plan import Plan
 from redline.run.progress import Progress
 from redline.run.session import Session
 
-_MAX_STEPS = 4_000  # per slot: an agent that never loses must not play for ever
+MAX_STEPS = 4_000  # per slot: an agent that never loses must not play for ever
 _MUCH = 0.25  # difference between sampled and greedy score, as a fraction of the larger one, that deserves a hint
 
 
@@ -17,29 +17,29 @@ def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[s
     """Play the run's `eval_episodes` and return the fields of the result; close the session's environments first."""
     episodes = plan.settings.eval_episodes
     progress.say(
-        f"Evaluating: {episodes} greedy games on held-out seeds, at most {_MAX_STEPS:,} steps each; Ctrl-C skips it."
+        f"Evaluating: {episodes} greedy games on held-out seeds, at most {MAX_STEPS:,} steps each; Ctrl-C skips it."
     )
     progress.start_activity("Evaluating")
     session.stop_playing()  # the cores are for evaluation now
     summary = evaluate(
         plan.rules,
-        _greedy_policy(plan, session),
+        greedy_policy(plan, session),
         episodes,
         plan.device,
         progress=lambda done: progress.count(done, episodes, "games"),
-        slot_steps=_MAX_STEPS,
+        slot_steps=MAX_STEPS,
         compile=plan.compile,
         graph=plan.graph,
         notify=progress.say,
     ).summary()
     fields = {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in summary.items()}
-    return fields | {"eval_max_steps": _MAX_STEPS, "winnable": plan.rules.game.spec(plan.rules.config).winnable}
+    return fields | {"eval_max_steps": MAX_STEPS, "winnable": plan.rules.game.spec(plan.rules.config).winnable}
 
 
-def _greedy_policy(plan: Plan, session: Session) -> Policy:
+def greedy_policy(plan: Plan, session: Session) -> Policy:
     """The policy as `redline eval` will load it: in float32, whatever precision training used."""
     spec = plan.rules.game.spec(plan.rules.config)
-    model = session.tensors(replay=False)["model"]
+    model = session.learner.trained_state()["model"]
     return greedy(plan.algo.policy_network(spec, plan.algo_config, model).to(plan.device), plan.device)
 
 

@@ -88,6 +88,8 @@ def check_state(checkpoint: Checkpoint) -> None:
     counts = {name: state.get(name) for name in _COUNTS}
     counts |= {f"session.{name}": session.get(name) if isinstance(session, dict) else None for name in _SESSION_COUNTS}
     wrong = [name for name, count in counts.items() if type(count) is not int or not 0 <= count < 10**18]
+    if type(state.get("evaluated_at", 0)) is not int:
+        wrong.append("evaluated_at")
     if type(rollbacks := state.get("rollbacks", 0)) is not int or not 0 <= rollbacks <= MAX_ROLLBACKS:
         wrong.append("rollbacks")
     for name in ("seconds", "preparation"):

@@ -12,7 +12,7 @@ from redline.run import options
 
 DEFAULT_MINUTES = 3.0
 MAX_SEED = 2**46  # training seeds end here; larger ones are those of evaluation
-_MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "seed": 0}
+_MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "eval_every": 0, "seed": 0}
 _MINIMA |= {"backplay_steps": 1, "publish": 0, "staged_rows": 0}
 _ABOVE_ZERO = (
     "steps",
@@ -70,7 +70,10 @@ class Settings:
     grace: float = 20.0  # seconds after SIGTERM until the process ends without a checkpoint if the loop is stuck
     preemption_notice: str | None = None  # file or URL that appears before the machine is taken; treated as SIGTERM
     save_replay: bool = True  # store the replay memory in checkpoints
-    eval_episodes: int = 256  # greedy episodes of the final evaluation; 0: no evaluation
+    eval_episodes: int = 256  # greedy episodes of an evaluation; 0: no evaluation
+    eval_every: int = (
+        0  # steps between evaluations in training, by which the best checkpoint is kept; 0: at the end only
+    )
     log_seconds: float = 1.0  # seconds between log points, at which the host reads metrics from the device
     tensorboard: bool = False  # write TensorBoard files into the run folder
     wandb: bool = False  # log to Weights & Biases, with the account that `wandb login` has set up
@@ -104,6 +107,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"{name} is {value}; expected a number above 0.")
+        if self.eval_every and not self.eval_episodes:
+            raise UserError(
+                f"eval_every is {self.eval_every}, but eval_episodes is 0; give the games of an evaluation."
+            )
         if self.ring_rows < 0 or 0 < self.ring_rows < _MIN_RING:
             raise UserError(f"ring_rows is {self.ring_rows}; expected at least {_MIN_RING}, or 0 for automatic.")
         if self.backplay is not None and not 0 <= self.backplay < 1:

@@ -34,6 +34,7 @@ from redline.run.live_weights import LiveWeights
 from redline.run.manifest import FOLDER
 from redline.run.metrics_log import Metrics, NoMetrics
 from redline.run.opening import finished_line, opening_lines
+from redline.run.periodic_evaluation import PeriodicEvaluation
 from redline.run.plan import Plan
 from redline.run.preemption import watch_for_notice
 from redline.run.progress import Progress, device_use, quantity
@@ -251,11 +252,11 @@ class Trainer:
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
         self.last_score: float | None = None  # mean of the last log point at which an episode had ended
-        self._score: float | None = None  # of the newest log record, for the choice of the best checkpoint
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
         self._logged_updates = session.updates
         self._recorded_micro_batches = session.learner.micro_batches
+        self.evaluation = PeriodicEvaluation(plan, session, progress, state.get("evaluated_at", 0))
         self.guard = DivergenceGuard(
             session.learner,
             progress.say,
@@ -270,12 +271,14 @@ class Trainer:
         plan, session, signals, saved_at = self.plan, self.session, self.signals, time.monotonic()
         self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
         signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
+        self._evaluate_if_due()  # where a signal interrupted it before
         decision = self._decide(self.budget.reached(*self._used()), False, 1)
         while not decision.stopped_by:
             # One step: play and learn for about a second. With tensor games nothing here waits for the device.
             session.progress, chunk = decision.progress, decision.chunk
             before = time.monotonic(), session.env_steps, session.updates
             count = self.budget.iterations(chunk, session.env_steps, session.steps_per_iteration)
+            count = self.evaluation.iterations(count)
             try:
                 session.iterate(count, lambda: signals.pending and not plan.ranks.active)  # ranks stop together, below
             except EnvsLost as error:  # everything learned until now is saved
@@ -303,7 +306,11 @@ class Trainer:
                         signals.save_requested = False
                     self._save(background=True)
                 saved_at = time.monotonic()
+            if not decision.stopped_by:
+                self._evaluate_if_due()
         stopped_by = decision.stopped_by
+        if stopped_by not in EXIT_CODES:
+            self._evaluate_if_due()
         self.clock.stop()
         signals.loop_is_back()
         self.checkpoints.wait()
@@ -405,14 +412,24 @@ class Trainer:
             self._recorded_micro_batches = session.learner.micro_batches
             self.write_config()
         self._logged_updates = session.updates
-        self._score = record.get("score")
         self.last_score = record.get("score", self.last_score)
         self.metrics.write(record)
         if self.plan.ranks.leads:
-            self.live_weights.publish(lambda: session.learner.state_dict()["model"], session.env_steps)
+            self.live_weights.publish(lambda: session.learner.trained_state()["model"], session.env_steps)
         done = self.budget.progress(*self._used())
         self.progress.show(record, done, seconds_left(done, self.clock.training))
         return record, seconds
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate if another `eval_every` steps are trained, and save the weights with their score."""
+        if not self.evaluation.due:
+            return
+        self.checkpoints.wait()  # this save must not be skipped because another one is under way
+        record = self.plan.ranks.lead(lambda: self.evaluation.run(lambda: self.signals.caught))
+        if record:
+            self.evaluation.accept(record)
+            self.metrics.write(record)
+            self._save(background=True)
 
     def _save(self, background: bool) -> None:
         """Save the run; where that fails in the foreground, save it elsewhere and raise StorageError."""
@@ -452,10 +469,11 @@ class Trainer:
             "samples_trained": session.samples_trained,
             "micro_batches": session.learner.micro_batches,
             "rollbacks": self.guard.rollbacks,
+            "evaluated_at": self.evaluation.evaluated_at,
         }
-        # L1: all but the replay memory; L2: all but the episodes of CPU environments; L3: everything.
-        level = "L1" if not complete else "L3" if session.collector.restores_episodes else "L2"
-        how = {"score": self._score, "resume_level": level, "background": background}
+        level = session.learner.resume_level(session.collector.restores_episodes) if complete else "L1"
+        score = self.evaluation.score if self.evaluation.evaluated_at == session.env_steps else None
+        how = {"score": score, "resume_level": level, "background": background}
         rank_share.save(self.plan.ranks, checkpoints, session.env_steps, tensors, state, **how)
 
     def result(self, stopped_by: str) -> dict[str, Any]:

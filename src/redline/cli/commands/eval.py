@@ -19,6 +19,7 @@ class EvalOptions:
     max_steps: int = 0  # play this many steps in all instead, for agents whose games are very long; 0: no limit
     sample: bool = False  # sample actions from the policy, as in training, instead of taking the likeliest
     seed: int = 0  # which set of held-out games
+    checkpoint: str = "newest"  # newest, best (by --eval-every) or the step of a checkpoint
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
@@ -36,7 +37,7 @@ def run(request: Request) -> int:
         from redline.run.compare import evaluate_runs
         from redline.tools.wording import comparison, evaluation
 
-        agents = [load_agent(folder, options.device, options.trust) for folder in folders]
+        agents = [load_agent(folder, options.device, options.trust, options.checkpoint) for folder in folders]
         spec = agents[0].rules.game.spec(agents[0].rules.config)
         screen.start_activity("Evaluating")
         total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")

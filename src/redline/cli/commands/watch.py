@@ -31,6 +31,7 @@ class WatchOptions:
     games: int = 1  # games to play one after the other, in the terminal or into the HTML page
     fps: float = 12.0  # steps shown per second
     max_steps: int = 2000  # longest recording of a game, in steps
+    checkpoint: str = "newest"  # newest, best (by --eval-every) or a step; not on the page in the browser
     device: str = "cpu"  # where the network runs: cpu, cuda, cuda:N, mps
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
@@ -90,7 +91,7 @@ def play_here(request: Request, options: WatchOptions, folder: Path, files: dict
         from redline.run.evaluate import HELD_OUT
         from redline.tools.watch import play_terminal, record_gif, record_mp4
 
-        agent = load_agent(folder, options.device, options.trust)
+        agent = load_agent(folder, options.device, options.trust, options.checkpoint)
         seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
         lines = []
         for kind, path in files.items():

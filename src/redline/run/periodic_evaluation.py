@@ -1,0 +1,85 @@
+"""Evaluation during training, every so many steps: the same held-out games each time, so that scores can be compared.
+
+It decides which checkpoint is the best. It depends on the weights alone, not on the clock, and changes nothing that training
+reads: a run that is repeated or continued finds the same scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redline.engine.out_of_memory import free_caches, is_out_of_memory
+from redline.run import final_evaluation
+from redline.run.evaluate import evaluate
+from redline.run.plan import Plan
+from redline.run.progress import Progress
+from redline.run.session import Session
+
+
+class _Interrupted(Exception):
+    pass
+
+
+class PeriodicEvaluation:
+    """Plays the run's `eval_episodes` with the greedy policy whenever another `eval_every` steps are trained."""
+
+    def __init__(self, plan: Plan, session: Session, progress: Progress, evaluated_at: int) -> None:
+        """Continue a run whose last evaluation was at step `evaluated_at`; 0: it had none."""
+        self.plan, self.session, self.progress = plan, session, progress
+        self.every, self.evaluated_at = plan.settings.eval_every, evaluated_at
+        self.score: float | None = None  # of the weights at step `evaluated_at`
+
+    @property
+    def due(self) -> bool:
+        return bool(self.every) and self.session.env_steps // self.every > self.evaluated_at // self.every
+
+    def iterations(self, count: int) -> int:
+        """At most `count` iterations: no further than the next evaluation."""
+        if not self.every:
+            return count
+        missing = self.every - self.session.env_steps % self.every
+        return min(count, -(-missing // self.session.steps_per_iteration))
+
+    def run(self, interrupted: Callable[[], Any]) -> dict[str, Any]:
+        """Evaluate; return a log record, empty if `interrupted` () became true, without a score if memory ran out."""
+        plan, steps, episodes = self.plan, self.session.env_steps, self.plan.settings.eval_episodes
+
+        def show(done: int) -> None:
+            if interrupted():
+                raise _Interrupted
+            self.progress.count(done, episodes, "games")
+
+        self.progress.start_activity("Evaluating")
+        try:
+            result = evaluate(
+                plan.rules,
+                final_evaluation.greedy_policy(plan, self.session),
+                episodes,
+                plan.device,
+                progress=show,
+                slot_steps=final_evaluation.MAX_STEPS,
+                graph=plan.graph,
+                notify=self.progress.say,
+            ).summary()
+        except _Interrupted:  # the continued run repeats it
+            return {}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            result = {}
+        finally:
+            self.progress.start_activity("Training")
+        if not result:
+            free_caches()
+            self.progress.say(f"{plan.device} ran out of memory in the evaluation at step {steps:,}; training goes on.")
+            return {"env_steps": steps}
+        self.progress.say(
+            f"Evaluation at step {steps:,}: score {result['score_mean']:.2f} ± {result['score_ci95']:.2f}."
+        )
+        names = {"eval_score": "score_mean", "eval_length": "length_mean", "eval_win_rate": "win_rate"}
+        return {"env_steps": steps} | {name: result[field] for name, field in names.items()}
+
+    def accept(self, record: Mapping[str, Any]) -> None:
+        """Note an evaluation that was completed, on every rank."""
+        self.evaluated_at, self.score = record["env_steps"], record.get("eval_score")
