@@ -65,7 +65,9 @@ def run(request: Request) -> int:
             )
         return play_here(request, options, folders[0], files)
     if options.checkpoint != "newest":
-        raise UserError("--checkpoint is for the terminal and for files; the page in the browser follows the newest weights.")
+        raise UserError(
+            "--checkpoint is for the terminal and for files; the page in the browser follows the newest weights."
+        )
     with web_extra("redline watch"):
         from redline.web.watch_page import WatchPage
 
