@@ -36,7 +36,8 @@ INTRODUCTION = {
     "The two memmap sampling rates come from a benchmark that sampled from a nearly empty file; they must be measured again.",
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
-    FAULTS: "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
+    FAULTS: "Runs killed at random moments and continued (`bench/kills.py`); damaged files (`bench/damage.py`); "
+    "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
     "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached.",
 }
 Record = Mapping[str, Any]
@@ -397,6 +398,25 @@ def sigterm(file: Record) -> Iterator[Row]:
     yield Row(FAULTS, f"{what}: durable checkpoint of {size}, end of the process", f"{durable:.1f} s, {ended:.1f} s")
 
 
+def kills(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/kills.py wrote."""
+    for row in file["rows"]:
+        algo, _, memory = row["case"].partition("-")
+        name = algo.upper() + (f", {memory} replay" if memory else "")
+        what = f"Snake with {name}: killed runs with the final files of an uninterrupted one"
+        kills = f"{row['kills']} kills, {row['kills_in_saves']} of them inside saves"
+        yield Row(FAULTS, what, f"{row['equal']} of {row['runs']} ({kills})")
+
+
+def damage(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/damage.py wrote."""
+    for row in file["rows"]:
+        what, wrong = row["kind"].capitalize(), sum(row["wrong"].values())
+        yield Row(FAULTS, f"{what}: flipped bits detected", f"{row['flips_detected']} of {row['flips']}")
+        result = f"{row['fuzzed_refused']:,} of {row['fuzzed']:,} refused, {wrong} crashes, hangs or wrong successes"
+        yield Row(FAULTS, f"{what}, fuzzed, half of the checkpoints with matching digests", result)
+
+
 def profile_overhead(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/profile_overhead.py wrote."""
     for row in file["rows"]:
@@ -442,6 +462,8 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "precision-": precision,
     "profile-overhead-": profile_overhead,
     "sigterm-": sigterm,
+    "damage-": damage,
+    "kills-": kills,
     "soak-": soak,
     "viewers-": viewers,
 }

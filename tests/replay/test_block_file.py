@@ -186,6 +186,13 @@ def test_a_flipped_byte_of_the_header_is_refused(whole: bytes, folder: Path, pla
         BlockFile.open(flipped(folder, whole, place, mask), **SHAPE)
 
 
+@pytest.mark.fault("F1")
+@given(st.integers(TABLE + 16 * BLOCKS, DATA - 1), masks)
+def test_a_flipped_byte_behind_the_table_is_refused(whole: bytes, folder: Path, place: int, mask: int) -> None:
+    with pytest.raises(StorageError, match=r"table of the replay file .* is damaged"):
+        BlockFile.open(flipped(folder, whole, place, mask), **SHAPE)
+
+
 @pytest.mark.fault("F4")
 @given(st.integers(0, BLOCKS - 1), st.integers(0, 15), masks, st.booleans())
 def test_a_flipped_byte_of_an_entry_empties_the_block(

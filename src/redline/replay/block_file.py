@@ -277,7 +277,11 @@ def _allocate(path: Path, fd: int, size: int) -> None:
 def _recognise(path: Path, fd: int, layout: _BlockLayout) -> None:
     """Raise StorageError, with the reason, unless the file has this layout and its full size."""
     if os.pread(fd, len(layout.header), 0) == layout.header:
-        return _check_size(path, os.fstat(fd).st_size, layout)
+        _check_size(path, os.fstat(fd).st_size, layout)
+        end = layout.table + layout.blocks * _ENTRY.size
+        if any(os.pread(fd, layout.data - end, end)):  # no entry is there: what else was overwritten is not known
+            raise StorageError(f"The table of the replay file {path} is damaged: delete it, or choose another folder.")
+        return
     head = os.pread(fd, _HEAD.size, 0)
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
         raise StorageError(f"{path} is not a replay file: move it, or choose another folder.")

@@ -272,7 +272,7 @@ class Trainer:
         self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
         signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
         self._evaluate_if_due()  # where a signal interrupted it before
-        decision = self._decide(self.budget.reached(*self._used()), False, 1)
+        decision = self._decide(signals.caught or self.budget.reached(*self._used()), False, 1)
         while not decision.stopped_by:
             # One step: play and learn for about a second. With tensor games nothing here waits for the device.
             session.progress, chunk = decision.progress, decision.chunk
@@ -292,7 +292,10 @@ class Trainer:
             # Once a step: read the metrics, the one look at the device.
             record, seconds = self._log(*before)
             chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
-            stopped_by = self.guard.check(record) or signals.caught or self.budget.reached(*self._used())
+            diverged = self.guard.check(record)
+            if not diverged:
+                self._evaluate_if_due()
+            stopped_by = diverged or signals.caught or self.budget.reached(*self._used())
             self._check_saves()
 
             # Once in a while, or on SIGUSR1: a checkpoint, written while training goes on.
@@ -306,11 +309,7 @@ class Trainer:
                         signals.save_requested = False
                     self._save(background=True)
                 saved_at = time.monotonic()
-            if not decision.stopped_by:
-                self._evaluate_if_due()
         stopped_by = decision.stopped_by
-        if stopped_by not in EXIT_CODES:
-            self._evaluate_if_due()
         self.clock.stop()
         signals.loop_is_back()
         self.checkpoints.wait()
