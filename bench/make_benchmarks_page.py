@@ -413,8 +413,10 @@ def damage(file: Record) -> Iterator[Row]:
     for row in file["rows"]:
         what, wrong = row["kind"].capitalize(), sum(row["wrong"].values())
         yield Row(FAULTS, f"{what}: flipped bits detected", f"{row['flips_detected']} of {row['flips']}")
-        result = f"{row['fuzzed_refused']:,} of {row['fuzzed']:,} refused, {wrong} crashes, hangs or wrong successes"
-        yield Row(FAULTS, f"{what}, fuzzed, half of the checkpoints with matching digests", result)
+        result = f"{row['fuzzed_refused']:,} refused, {row['fuzzed_loaded']:,} loaded, "
+        result += f"{wrong} crashes, hangs or wrong successes"
+        sealed = ", half of them given matching digests" if row["kind"] == "checkpoints" else ""
+        yield Row(FAULTS, f"{what}: {row['fuzzed']:,} fuzzed{sealed}", result)
 
 
 def profile_overhead(file: Record) -> Iterator[Row]:
