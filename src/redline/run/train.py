@@ -70,7 +70,7 @@ def train(
     """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs.
 
     progress: where to show it; closed at the end. signals: those entered already, by a program that began with them.
-    on_folder: called with the run folder once it is chosen and locked.
+    on_folder: called with the run folder once it is chosen and locked, by rank 0.
     Started by torchrun, this process is one rank of the run; rank 0 writes the folder and evaluates.
     """
     with (
@@ -100,7 +100,8 @@ def train(
             lock = ranks.lead(lambda: RunLock(plan.run_dir, notify=progress.say))
             with lock if ranks.leads else nullcontext() as lock, _env_activity(plan):
                 _set_deterministic(deterministic or settings.deterministic)
-                on_folder(plan.run_dir)
+                if ranks.leads:
+                    on_folder(plan.run_dir)
                 return _train_within_memory(plan, lock, progress, signals, watchdog)
         except Exception as error:
             if isinstance(error, UserError) and new_folder:
