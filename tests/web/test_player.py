@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from redline import envs
 from redline.run import live_weights, watch_mark
-from redline.run.agent import load_agent
+from redline.run.agent import Agent, load_agent
 from redline.run.evaluate import HELD_OUT
 from redline.run.run_folder import FORMAT_VERSION
 from redline.tools import watch
@@ -265,3 +267,59 @@ def test_what_the_network_says_is_what_the_policy_does(snake_run: Path) -> None:
     agent = load_agent(snake_run, "cpu")
     obs = torch.randint(0, 3, (32, *agent.rules.game.spec(agent.rules.config).obs_shape), dtype=torch.uint8)
     assert torch.equal(Outputs(agent, obs, None).actions, agent.policy(obs, None))
+
+
+class Strip(gymnasium.Env[Any, Any]):
+    """A walk of five steps; the picture is one colour, as bright as the place."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (as Gymnasium has it)
+    observation_space = gymnasium.spaces.Box(0, 8, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place += int(action)
+        return np.full(1, self.place, np.float32), float(action), self.place == 5, False, {}
+
+    def render(self) -> Any:
+        return np.full((40, 60, 3), 40 * self.place, np.uint8)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["STAY", "GO"]
+
+
+class GoesOn(torch.nn.Module):
+    """Values 0 and 1: the second action, always."""
+
+    def forward(self, obs: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
+        del legal
+        return torch.tensor([[0.0, 1.0]]).expand(len(obs), 2)
+
+
+def test_a_gymnasium_environment_on_the_wall() -> None:
+    gymnasium.register("Strip-v0", Strip)
+    try:
+        rules = envs.make_rules("gym:Strip-v0")
+        agent = Agent(Path("strip"), {"algo": "dqn", "env": "gym:Strip-v0"}, rules, GoesOn(), torch.device("cpu"), 0)
+        wall = make_wall(agent, 12)
+        stage, shown = wall.stage(), []
+        for _ in range(8):
+            frame = wall.frame()
+            picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(frame[0]["picture"].partition(",")[2]))))
+            shown.append((round(picture.mean() / 40), frame[0]["length"], frame[0].get("ended")))
+            wall.step()
+        wall.close()
+    finally:
+        del gymnasium.registry["Strip-v0"]
+    assert len(frame) == 4  # rendering costs: a small wall
+    assert (stage["kind"], stage["actions"], stage["outputs"]) == ("picture", ["stay", "go"], "Q-values")
+    assert frame[0]["outputs"] == [0.0, 1.0]
+    assert shown[:6] == [(0, 0, None), *((place, place, None) for place in range(1, 5)), (5, 5, "game over")]
+    assert shown[6][0] == 1  # the next episode has begun
