@@ -1,4 +1,4 @@
-"""An exception that ends training: one sentence for the user, the traceback in the run folder."""
+"""Exceptions that end training: one sentence for the user, which names the last good checkpoint and what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from redline.core.errors import UserError
 from redline.engine.fast import first_line
+from redline.run.manifest import FOLDER
+from redline.run.plan import Plan
 
 CRASH_LOG = "crash.log"
 
@@ -40,3 +42,36 @@ def _write_traceback(path: Path, error: Exception) -> str:
             file.write("".join(traceback.format_exception(error)) + "\n")
         return f"The traceback is in {path}."
     return ""
+
+
+def not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
+    """Return the error for an operation that --deterministic does not allow."""
+    operation = str(error).strip().partition(" ")[0]
+    return UserError(
+        f"deterministic is on, but {operation} has no deterministic implementation on {plan.device}; drop --deterministic, or "
+        "change the options of the network or the algorithm that need it."
+    )
+
+
+def describe_saved(run_dir: Path) -> str:
+    """Return a sentence about the last good checkpoint and how to continue."""
+    if newest := newest_checkpoint(run_dir):
+        return f"The last good checkpoint is {run_dir / 'checkpoints' / newest}: the same command continues from it."
+    return "Nothing was saved yet: the same command starts anew."
+
+
+def newest_checkpoint(run_dir: Path) -> str:
+    """Return the name of the newest checkpoint in a run folder; an empty string if there is none."""
+    folder = run_dir / "checkpoints"
+    names = [path.name for path in folder.iterdir() if FOLDER.fullmatch(path.name)] if folder.is_dir() else []
+    return max(names, default="")
+
+
+def out_of_memory(plan: Plan, checkpoint: str) -> UserError:
+    """Return the error for a run that does not fit, whose newest checkpoint is `checkpoint`; an empty string: it has none."""
+    saved = f" The run is saved in {checkpoint}: the same command continues it." if checkpoint else ""
+    smaller = " or a smaller --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
+    return UserError(
+        f"{plan.device} ran out of memory; use fewer environments (--num-envs, now {plan.num_envs:,}), a smaller batch "
+        f"(--batch-size, now {plan.algo_config.batch_size:,}){smaller}.{saved}"
+    )

@@ -28,10 +28,16 @@ from redline.run import ranks as rank_share
 from redline.run.budget import Budget, Clock, next_chunk, seconds_left
 from redline.run.checkpoint import Checkpoint, Checkpoints, RunLock, prepare_run_dir
 from redline.run.divergence import DivergenceGuard
-from redline.run.failure import TrainingFailed, training_failed
+from redline.run.failure import (
+    TrainingFailed,
+    describe_saved,
+    newest_checkpoint,
+    not_deterministic,
+    out_of_memory,
+    training_failed,
+)
 from redline.run.fallback import save_elsewhere
 from redline.run.live_weights import LiveWeights
-from redline.run.manifest import FOLDER
 from redline.run.metrics_log import Metrics, NoMetrics
 from redline.run.opening import finished_line, opening_lines
 from redline.run.periodic_evaluation import PeriodicEvaluation
@@ -108,7 +114,7 @@ def train(
                 remove_unused(plan.run_dir)
             cause = error.__cause__ if isinstance(error, TrainingFailed) else error
             if settings.deterministic and isinstance(cause, RuntimeError) and "deterministic" in str(cause):
-                raise _not_deterministic(plan, cause) from error
+                raise not_deterministic(plan, cause) from error
             raise
         finally:
             _set_deterministic(deterministic)
@@ -138,7 +144,7 @@ def _train_within_memory(
                 raise
             newest = newest_checkpoint(plan.run_dir)
             if plan.settings.oom == "stop" or newest in tried or plan.ranks.active:  # other ranks would wait
-                raise _out_of_memory(plan, newest) from error
+                raise out_of_memory(plan, newest) from error
         free_caches()
         tried.add(newest)
         start = f"from {newest}" if newest else "from the start"
@@ -508,34 +514,3 @@ def _set_deterministic(on: bool) -> None:
     """Set torch's switch, if it is not set so: setting it imports the compiler, which takes seconds."""
     if on != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)
-
-
-def _not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
-    operation = str(error).strip().partition(" ")[0]
-    return UserError(
-        f"deterministic is on, but {operation} has no deterministic implementation on {plan.device}; drop --deterministic, or "
-        "change the options of the network or the algorithm that need it."
-    )
-
-
-def describe_saved(run_dir: Path) -> str:
-    """Return a sentence about the last good checkpoint and how to continue."""
-    if newest := newest_checkpoint(run_dir):
-        return f"The last good checkpoint is {run_dir / 'checkpoints' / newest}: the same command continues from it."
-    return "Nothing was saved yet: the same command starts anew."
-
-
-def newest_checkpoint(run_dir: Path) -> str:
-    """Return the name of the newest checkpoint in a run folder; an empty string if there is none."""
-    folder = run_dir / "checkpoints"
-    names = [path.name for path in folder.iterdir() if FOLDER.fullmatch(path.name)] if folder.is_dir() else []
-    return max(names, default="")
-
-
-def _out_of_memory(plan: Plan, checkpoint: str) -> UserError:
-    saved = f" The run is saved in {checkpoint}: the same command continues it." if checkpoint else ""
-    smaller = " or a smaller --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
-    return UserError(
-        f"{plan.device} ran out of memory; use fewer environments (--num-envs, now {plan.num_envs:,}), a smaller batch "
-        f"(--batch-size, now {plan.algo_config.batch_size:,}){smaller}.{saved}"
-    )
