@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "thrice": {
         "fault": "sigterm@update:20,slow@save.model:0.6s,sigterm@save.optim,slow@save.state:0.6s,sigterm@save.state"
     },
-    "notice": {"notice": "taken", "words": "--preemption-notice taken"},
+    "notice": {"notice": "taken", "fault": "slow@iteration:0.2s", "words": "--preemption-notice taken"},
     "reader_gone": {"fault": "sigterm@update:20", "out": "reader_gone", "err": "reader_gone"},
     "closed": {"fault": "sigterm@update:20", "out": "closed", "err": "closed"},
     "full": {"out": "full", "err": "full"},
