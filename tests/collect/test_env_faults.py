@@ -23,6 +23,7 @@ from redline.core.errors import EnvsLost, UserError
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
+from redline.run.train import train
 
 HERE = str(Path(__file__).parent)
 ENV = "gym:faulty:Faulty-v0"
@@ -293,6 +294,22 @@ def test_a_run_whose_environments_are_lost_stops_with_a_checkpoint_and_70(tmp_pa
     assert result["env_steps"] == 4 * 192, "all whole rollouts before"
     assert list((tmp_path / "checkpoints").glob("ckpt-*"))
     assert not (tmp_path / ".env-activity").exists()
+
+
+def test_one_that_fails_in_the_last_evaluation_costs_the_score_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULTY", "raise")
+    monkeypatch.setenv("FAULTY_AT", "70")  # training ends before, evaluation after
+    small = {"hidden": (8,), "rollout_steps": 16, "batch_size": 64}
+    settings = Settings(
+        ENV, "ppo", num_envs=4, actors=0, device="cpu", steps=256, run_dir=str(tmp_path / "r"), eval_episodes=320,
+        algo_options=small,
+    )  # fmt: skip
+    with pytest.raises(EnvsLost, match=r"on fire .* The agent is saved, without a score"):
+        train(settings)
+    monkeypatch.delenv("FAULTY")
+    assert train(settings).result["eval_episodes"] == 320, "the same words repeat it"
 
 
 @pytest.mark.fault("C2")

@@ -16,7 +16,7 @@ import torch
 
 from redline.algos.learner import check_acted
 from redline.collect.actor_supervisor import ActorsLost
-from redline.core.errors import EnvsLost, StorageError, UserError
+from redline.core.errors import EnvFailure, EnvsLost, StorageError, UserError
 from redline.engine import distributed, hardware
 from redline.engine.distributed import ReportedByLeader
 from redline.engine.fast import first_line
@@ -220,6 +220,9 @@ def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any
     try:
         return final_evaluation.evaluate_session(plan, session, progress)
     except Exception as error:
+        if isinstance(error, EnvFailure):
+            saved = "The agent is saved, without a score; the same command repeats the evaluation."
+            raise EnvsLost(f"{error} {saved}") from error
         if not is_out_of_memory(error):
             raise
     free_caches()
