@@ -5,9 +5,8 @@ The rows are docs/fault_matrix.toml. The tests beside a row are those marked wit
     @pytest.mark.fault("A3")             # on a function or a class, or as `marks` of a parameter
     def test_flipped_bits_are_found(): ...
 
-Marks are read from the source; nothing is imported. A new mark needs no edit here, and a page that does not show it yet
-breaks no test: whoever lands next runs `make docs`. A test that was renamed or lost its mark does. `--check` writes nothing
-and fails if the page is out of date.
+Marks are read from the source; nothing is imported. After adding, renaming or removing a marked test run `make docs`.
+`--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class Fault:
     at_step: int  # the last step logged before it
     resumed_step: int | None = None  # of the checkpoint that the next process continued from
     recovery_seconds: float | None = None  # until training passed `at_step`; None: it did not
-    exit_code: int | None = None
+    exit_code: int | None = None  # of the process, if it ended
+    last_words: str = ""  # of a process that ended with an error
 
     @property
     def lost_steps(self) -> int:
@@ -121,6 +122,8 @@ class Soak:
             open_faults = [fault for fault in self.faults if fault.recovery_seconds is None]
             if open_faults and open_faults[-1].exit_code is None:
                 open_faults[-1].exit_code = code
+                lines = Path(self.log.name).read_text(errors="replace").splitlines()
+                open_faults[-1].last_words = next((line for line in reversed(lines) if line.startswith("redline:")), "")
             else:
                 self.exits.append(code)
                 if len(self.exits) > _MAX_EXITS:
