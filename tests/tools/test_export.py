@@ -135,6 +135,7 @@ def test_int8_that_plays_worse_is_refused_and_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["agent.onnx"]
 
 
+@pytest.mark.fault("H7")
 def test_a_file_that_chooses_otherwise_is_refused() -> None:
     samples = Samples(torch.zeros(4, 2), torch.ones(4, 2, dtype=torch.bool))
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [5.0, 4.0]])
