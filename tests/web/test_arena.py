@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_runs import train_tiny
 
 from redline.core.errors import UserError
 from redline.games import load
@@ -107,8 +108,6 @@ def test_the_agent_plays_the_same_seed_at_its_own_pace(tetris_run: Path, tmp_pat
 
 
 def test_the_board_of_the_agent_is_the_board_of_the_person(tmp_path: Path) -> None:
-    from conftest import train_tiny
-
     run = train_tiny(tmp_path / "small", steps="256", **{"env.width": "6", "env.height": "5"})
     match = Match(tmp_path, against=str(run))
     assert (match.base_rules.config.width, match.base_rules.config.view) == (6, "planes")
