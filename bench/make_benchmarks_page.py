@@ -441,6 +441,18 @@ def gpu_use(file: Record) -> Iterator[Row]:
         )
 
 
+def scaling(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/scaling.py wrote: what was measured, beside the model."""
+    for row in file["ranks"]:
+        ranks = f"{row['ranks']} ranks ({row['backend']})" if row["ranks"] > 1 else "one process"
+        by = "" if "cuda" in file["device"] else ", by CPU time"
+        game = f"{file['env'].capitalize()} with {file['algo'].upper()}, {file['num_envs']:,} environments"
+        what = f"{game}, {ranks}, uncompiled{by}"
+        speed = f"{quantity(row['env_steps_per_second'])} env-steps/s"
+        model = f", {row['speed_up']:.2f} times one process; the model says {file['iteration_ms'] / row['predicted_ms']:.2f}"
+        yield Row(SPEED, what, speed + (model if row["ranks"] > 1 else ""))
+
+
 def memory(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/memory_estimates.py wrote."""
     for row in file["rows"]:
@@ -466,6 +478,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "sigterm-": sigterm,
     "damage-": damage,
     "kills-": kills,
+    "scaling-": scaling,
     "soak-": soak,
     "viewers-": viewers,
 }

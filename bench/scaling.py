@@ -6,9 +6,12 @@
 An iteration of W ranks takes, in the model,
 
     time of one rank's share, alone on the machine   measured: N / W environments, batch / W
-    x contention                                     ranks per core on a CPU, ranks per GPU on a GPU
     + gradient steps x time of an all-reduce         measured between W ranks here; on other links 2 (W - 1) steps, each
                                                      with a latency and 1 / W of the bytes
+    x contention                                     ranks per core on a CPU, ranks per GPU on a GPU
+
+On a CPU all times are CPU times of a rank, as other programs may be running: waiting for other ranks is not in them, and
+throughput is that of cores with nothing else to do.
 
 The same global batch is trained throughout (strong scaling). For the predictions every GPU has the environments and batch
 that one has here (weak scaling), and latency and bandwidth are those of LINKS, which are assumed, not measured.
@@ -20,11 +23,11 @@ import argparse
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +45,7 @@ from redline.run.settings import Settings
 from redline.tools.bench import describe_machine
 
 WARM_UP = 8  # iterations: compilation, capture, and a full replay memory where it is small
-ROUNDS = 7  # the median of so many counts
+ROUNDS = 12  # the fastest of so many counts: other programs come and go
 
 
 class Link(NamedTuple):
@@ -105,7 +108,7 @@ def plan_of(arguments: argparse.Namespace, ranks: Ranks) -> Plan:
 
 
 def iteration_seconds(plan: Plan, seconds: float) -> tuple[float, dict[str, int]]:
-    """Return the median seconds of an iteration with an update, and the numbers that decide the cost of exchanges."""
+    """Return the seconds of an iteration with an update, and the numbers that decide the cost of exchanges."""
     with closing(Session(plan, to_stderr)) as session:
         while not session.learner.ready(session.remembered):
             session.iterate(1)
@@ -118,30 +121,35 @@ def iteration_seconds(plan: Plan, seconds: float) -> tuple[float, dict[str, int]
             "gradient_steps": session.learner.updates_per_iteration,
             "steps_per_iteration": session.steps_per_iteration,
         }
-    return statistics.median(taken), counts
+    return min(taken), counts
 
 
 def _time(session: Session, count: int) -> float:
+    clock = clock_of(session.plan.device)
     session.synchronize()
-    started = time.perf_counter()
+    started = clock()
     session.iterate(count)
     session.synchronize()
-    return time.perf_counter() - started
+    return clock() - started
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return the clock to measure by: the CPU time of this process, or on a GPU the time of day."""
+    return time.perf_counter if device.type == "cuda" else time.process_time
 
 
 def exchanging_seconds(ranks: Ranks, size: int, seconds: float) -> float:
-    """Return the median seconds of one exchange of `size` bytes of gradients between ranks that do nothing else."""
-    flat = torch.zeros(size // 4, device=ranks.device)
-    taken = []
+    """Return the seconds of one exchange of `size` bytes of gradients between ranks that do nothing else."""
+    flat, clock, taken = torch.zeros(size // 4, device=ranks.device), clock_of(ranks.device), []
     ends = time.perf_counter() + seconds
     while ranks.broadcast(time.perf_counter() < ends or len(taken) < 5):
-        started = time.perf_counter()
+        started = clock()
         for _ in range(5):
             ranks.mean_(flat)
         if ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        taken.append((time.perf_counter() - started) / 5)
-    return statistics.median(taken)
+        taken.append((clock() - started) / 5)
+    return min(taken)
 
 
 def work(arguments: argparse.Namespace, launch: Launch) -> None:
@@ -204,10 +212,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         own, _ = iteration_seconds(share, arguments.seconds)
         measured = measure_ranks(arguments, ranks)
         contention = ranks if on_gpu else max(1.0, ranks / whole.hardware.cores)
-        predicted = own * contention + counts["gradient_steps"] * measured["exchange"]
-        row = _row(
-            ranks, own, predicted, measured["iteration"], measured["exchange"], measured["backend"], counts, alone
-        )
+        exchange, taken = measured["exchange"], measured["iteration"] * (1.0 if on_gpu else contention)
+        predicted = own * contention + counts["gradient_steps"] * exchange * (1.0 if on_gpu else contention)
+        row = _row(ranks, own, predicted, taken, exchange, measured["backend"], counts, alone)
         result["ranks"].append(row)
     result["predicted"] = [
         _predict(counts, alone, local, machines, within, between) for local, machines, within, between in CLUSTERS

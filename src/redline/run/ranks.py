@@ -48,7 +48,8 @@ def decide(settings: Settings, ranks: Ranks) -> Plan:
         threads = max(1, min(plan.threads, plan.hardware.cores // ranks.local_size))
         chosen = Setting(threads, f"{ranks.local_size} ranks share the cores", HARDWARE)
         plan = dataclasses.replace(plan, threads=threads, provenance=plan.provenance | {"threads": chosen})
-    check_same(ranks, _flat({name: value for name, value in plan.describe().items() if name not in _OWN}))
+    shared = {name: value for name, value in plan.describe().items() if name not in _OWN}
+    check_same(ranks, _flat(shared) | {"torch": torch.__version__})
     ranks.lead(lambda: share_of(plan))  # refuses numbers that cannot be shared equally
     return plan
 
