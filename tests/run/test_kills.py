@@ -20,6 +20,7 @@ from redline.run.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = int(os.environ.get("REDLINE_KILLED_RUNS", "1"))  # of each case
+CASES = ["dqn-pinned", "ppo"] if RUNS == 1 else ["dqn", "dqn-pinned", "pqn", "ppo"]
 FEW = {"hidden": (8,), "net": "mlp"}
 DQN = FEW | {"learning_starts": 64, "replay_capacity": 640}
 
@@ -28,7 +29,7 @@ DQN = FEW | {"learning_starts": 64, "replay_capacity": 640}
 def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "bench" / "kills.py"), "--out", str(tmp_path / "kills.json")]
     done = subprocess.run(
-        [*command, "--runs", str(RUNS), "--steps", "3000"],
+        [*command, "--runs", str(RUNS), "--steps", "1500", "--cases", ",".join(CASES)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -36,7 +37,7 @@ def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "kills.json").read_text())["rows"]
-    assert [row["case"] for row in rows] == ["dqn", "dqn-pinned", "pqn", "ppo"]
+    assert [row["case"] for row in rows] == CASES
     assert all(row["equal"] == RUNS <= row["kills"] for row in rows)
 
 
@@ -83,7 +84,7 @@ def test_a_killed_run_with_a_replay_file_says_what_is_missing(
             raise ZeroDivisionError
 
         patch.setattr("redline.run.train.Trainer._save", killed)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(redline.UserError, match="Training failed after 1,000 steps"):
             redline.train("snake", steps=8 * 125, **more)
     capfd.readouterr()
     redline.train("snake", steps=8 * 140, **more)
