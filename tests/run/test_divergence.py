@@ -19,7 +19,7 @@ from redline.algos import dqn, ppo
 from redline.algos.optimizer import Optimizer
 from redline.engine.runtime import Runtime
 from redline.envs import batch, make_rules
-from redline.run import divergence
+from redline.run import divergence, trainer
 from redline.run import train as module
 from redline.run.divergence import MAX_SKIPPED
 from redline.run.train import EXIT_CODES
@@ -178,14 +178,14 @@ def test_without_good_weights_nothing_is_saved(
 ) -> None:
     train(tmp_path, steps=32 * 8 * 4)
     saved = sorted((tmp_path / "checkpoints").glob("ckpt-*"))
-    original = module.Trainer.__init__
+    original = trainer.Trainer.__init__
 
     def poisoned(self: Any, *arguments: Any) -> None:
         original(self, *arguments)
         self.session.learner.optimizer.flat[0] = float("nan")
         self.guard._good.clear()
 
-    monkeypatch.setattr(module.Trainer, "__init__", poisoned)
+    monkeypatch.setattr(trainer.Trainer, "__init__", poisoned)
     assert train(tmp_path).result["stopped_by"] == "diverged"
     assert "There are no good weights to save: the last good checkpoint is kept" in messages(capfd)
     assert sorted((tmp_path / "checkpoints").glob("ckpt-*")) == saved

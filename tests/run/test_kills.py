@@ -83,7 +83,7 @@ def test_a_killed_run_with_a_replay_file_says_what_is_missing(
         def killed(*_: Any, **__: Any) -> None:
             raise ZeroDivisionError
 
-        patch.setattr("redline.run.train.Trainer._save", killed)
+        patch.setattr("redline.run.trainer.Trainer._save", killed)
         with pytest.raises(redline.UserError, match="Training failed after 1,000 steps"):
             redline.train("snake", steps=8 * 125, **more)
     capfd.readouterr()
