@@ -210,6 +210,10 @@ def test_return_statistics_follow_what_is_seen() -> None:
         net.update_return_stats(torch.full((9,), 7.0))  # no variance at all
     assert torch.isfinite(net(torch.zeros(1, 5))[1]).all()
     assert net.deviation >= 1e-4
+    before = net.mean.item(), net.variance.item(), net.updates.item()
+    for bad in (float("nan"), float("inf")):
+        net.update_return_stats(torch.tensor([1.0, bad]))
+    assert (net.mean.item(), net.variance.item(), net.updates.item()) == before
 
 
 # ---- Acting

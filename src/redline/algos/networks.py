@@ -99,7 +99,7 @@ class ActorCritic(nn.Module):
             self.body = make_body(wider, config)
         self.register_buffer("mean", torch.zeros(()))  # of returns
         self.register_buffer("variance", torch.ones(()))
-        self.register_buffer("updates", torch.zeros(()))  # calls of update_return_stats
+        self.register_buffer("updates", torch.zeros(()))  # calls of include_returns with finite numbers
 
     @property
     def deviation(self) -> Tensor:
@@ -126,10 +126,13 @@ class ActorCritic(nn.Module):
     def include_returns(self, variance: Tensor, mean: Tensor) -> None:
         """Include returns with this variance () and mean () in the running ones.
 
-        The first hundred calls count equally; later ones form an exponential average over about the last hundred.
+        The first hundred calls count equally; later ones form an exponential average over about the last hundred. Returns
+        that are not finite change nothing: what was played with bad weights must not spoil the good ones after a rollback.
         """
-        self.updates += 1
-        weight = (1 / self.updates).clamp(min=0.01)
+        finite = variance.isfinite()
+        self.updates += finite
+        weight = torch.where(finite, (1 / self.updates).clamp(min=0.01), 0.0)
+        mean, variance = torch.where(finite, mean, self.mean), torch.where(finite, variance, self.variance)
         delta = mean - self.mean
         self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * delta * delta)
         self.mean.add_(weight * delta)
