@@ -230,7 +230,7 @@ def test_full_disk_leaves_the_last_checkpoint_and_recovers(crashes: dict[str, di
     assert "GB free" in found["raised"]
     assert "step 3" in found["raised"]
     assert len(found["notes"]) == 1
-    assert "needed 0.001 GB" in found["notes"][0]
+    assert "0.001 GB needed" in found["notes"][0]
     assert found["step"] == 4
     assert found["right"]
 
@@ -245,7 +245,7 @@ def test_disk_too_full_is_seen_before_writing(run: Run, monkeypatch: pytest.Monk
     run.checkpoints.wait()
     assert run.checkpoints.failures == 1
     assert run.checkpoints.last_error
-    assert "no space left on device: needed 0.001 GB, 0.000 GB free" in run.notes[0]
+    assert "no space left on device: 0.001 GB needed, 0.000 GB free" in run.notes[0]
     assert names(run) == ["LATEST", "ckpt-000000000001"]
 
 

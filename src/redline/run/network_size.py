@@ -13,7 +13,7 @@ from redline.core.records import Spec
 from redline.engine import hardware
 from redline.run.plan import Plan
 
-_SMALL = 64 << 20  # bytes: networks below are not measured, which takes seconds the first time
+_SMALL = 256 << 20  # bytes: networks below are not measured, which takes seconds the first time
 _COPIES = 4  # of the weights in training, at least: themselves, gradients, and two moments of Adam
 
 
@@ -30,12 +30,15 @@ def network_bytes(algo: Any, spec: Spec, config: Any) -> int:
 
 
 def check_network(plan: Plan) -> None:
-    """Raise UserError if the network's weights alone need more memory than is free on the plan's device."""
+    """Raise UserError if the network's weights alone need more memory than is free on the host, or than the GPU has."""
     needed = _COPIES * network_bytes(plan.algo, plan.rules.game.spec(plan.rules.config), plan.algo_config)
-    if needed and needed > (free := hardware.free_bytes(plan.device)):
+    on_gpu = plan.device.type == "cuda"
+    available = int(plan.hardware.memory_gb * 2**30) if on_gpu else hardware.free_bytes(plan.device)
+    if needed > available:
         raise UserError(
             f"The weights of this network need about {needed / 1e9:,.1f} GB on {plan.device} in training, where "
-            f"{free / 1e9:,.1f} GB are free; choose smaller layers ({plan.algo.group}.hidden, {plan.algo.group}.channels)."
+            f"{available / 1e9:,.1f} GB are {'there' if on_gpu else 'free'}; choose smaller layers "
+            f"({plan.algo.group}.hidden, {plan.algo.group}.channels)."
         )
 
 
