@@ -17,7 +17,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.envs import make_rules
 from redline.recipes import Phase
-from redline.run import evaluate, final_evaluation, train
+from redline.run import evaluate, final_evaluation, train, trainer
 from redline.run.checkpoint import Checkpoint, Checkpoints
 from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.metrics_log import Metrics
@@ -188,7 +188,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "next_chunk", lambda *_: 1)
+    monkeypatch.setattr(trainer, "next_chunk", lambda *_: 1)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """Phases, and the folder of a run through all of them without a stop."""
     path = tmp_path_factory.mktemp("straight")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "next_chunk", lambda *_: 1)
+        patch.setattr(trainer, "next_chunk", lambda *_: 1)
         train.train(settings(path, request.param))
     return request.param, path
 

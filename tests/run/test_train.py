@@ -28,7 +28,7 @@ from redline.cli.command import COMMANDS
 from redline.cli.parse import parse
 from redline.core import faults
 from redline.core.errors import StorageError, UserError
-from redline.run import budget, final_evaluation
+from redline.run import budget, final_evaluation, trainer
 from redline.run import train as loop
 from redline.run.checkpoint import Checkpoint, RunLock, read_checkpoint
 from redline.run.metrics_log import Metrics
@@ -284,7 +284,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += 0.1 * count
 
     monkeypatch.setattr(Session, "iterate", slow)
-    for module in (loop, budget):
+    for module in (trainer, budget):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
 
