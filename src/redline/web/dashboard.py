@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.core.errors import UserError
+from redline.web import child
 
 _NICE = 10  # gives way to training; the player gives way even more
 
@@ -49,14 +50,7 @@ class Dashboard:
 
     def close(self) -> None:
         """End the server."""
-        with contextlib.suppress(OSError):
-            if self.process.stdin:
-                self.process.stdin.close()
-        try:
-            self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        child.end(self.process)
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from redline.web import child
+
 _MAX_LINE = 16 << 20  # bytes of one message
 _MAX_STARTS = 5
 
@@ -93,11 +95,4 @@ class PlayerLink:
     def close(self) -> None:
         """End the process."""
         if self.process:
-            with contextlib.suppress(OSError):
-                if self.process.stdin:
-                    self.process.stdin.close()
-            try:
-                self.process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            child.end(self.process)
