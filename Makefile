@@ -59,7 +59,7 @@ soak: .venv/.installed
 # On a machine with a GPU and its own torch: uses the interpreter as it is, installs nothing.
 # Each worker compiles by itself: with as many workers as cores, the compiler's own processes only get in their way.
 gpu-test:
-	@PYTHONPATH=src:$$PYTHONPATH TORCHINDUCTOR_COMPILE_THREADS=1 $(PYTHON) -m pytest -m 'gpu and not alone' -n $$(( $$(nproc) > 15 ? 15 : $$(nproc) )) --dist worksteal
+	@PYTHONPATH=src:$$PYTHONPATH TORCHINDUCTOR_COMPILE_THREADS=1 $(PYTHON) -m pytest -m 'gpu and not alone' -n $$(( $$(nproc) > 15 ? 15 : $$(nproc) )) --dist load --maxschedchunk 1
 	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest -m 'gpu and alone'
 
 clean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def variant_id(variant: Variant) -> str:
 
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")  # written by `pytest --write-slow-tests`
 _SLOW_SECONDS = 0.4
+# What compiles, most of all Tetris. Begun last, such a test would keep one process busy long after all others have ended.
+LONG_ON_A_GPU = re.compile(r"compiled|single_word|never_waits|masked|afterstates")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --fast, drop the slow tests. A listed name without parameters stands for all its parameters."""
+    """Deal out long GPU tests first. With --fast, drop the slow tests: a name without parameters stands for all of them."""
+    items.sort(key=lambda item: not (item.get_closest_marker("gpu") and LONG_ON_A_GPU.search(item.nodeid)))
     if not config.getoption("--fast"):
         return
     slow = set(SLOW_TESTS.read_text(encoding="utf-8").split("\n"))

@@ -17,7 +17,7 @@ from redline.run.settings import Settings
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"  # tests/test_gpu_tests.py runs a test of this file on the CPU
-NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 12
+NUM_ENVS, ROLLOUT, ITERATIONS = 256, 4, 8
 GRAPHED = 5  # iterations after which the graph replays
 
 
