@@ -47,10 +47,18 @@ bench: .venv/.test-installed
 	@$(BIN)/redline bench --out bench.json
 	@$(BIN)/python bench/peers.py
 
+.venv/.docs-installed: .venv/.installed
+	@echo "Installing mkdocs into .venv ..."
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
 # Generated pages: docs/benchmarks.md from bench/results/*.json, docs/reliability.md from the marks of the tests.
-docs: .venv/.installed
+# Then the site, in site/, with a reference from the docstrings.
+docs: .venv/.docs-installed
 	@$(BIN)/python bench/make_benchmarks_page.py
 	@$(BIN)/python bench/make_reliability_page.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html; $(BIN)/mkdocs serve shows it with search."
 
 # Half an hour of training with a fault every 20 to 40 seconds; SOAK="--minutes 5" for less.
 soak: .venv/.installed
@@ -63,4 +71,4 @@ gpu-test:
 	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest -m 'gpu and alone'
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "a2c"
-GUIDE = ROOT / "docs" / "adding-an-algorithm.md"
+GUIDE = ROOT / "docs" / "guides" / "adding-an-algorithm.md"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 

@@ -19,7 +19,7 @@ from redline.games import _contract
 from redline.testing import check_game
 from redline.tools import bench
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "adding-a-game.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adding-a-game.md").read_text()
 
 
 @pytest.fixture

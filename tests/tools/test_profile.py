@@ -170,7 +170,7 @@ def test_a_run_is_profiled_with_its_settings_and_not_touched(
 
 
 def test_the_page_names_every_key() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "profiling.md").read_text()
     assert [key for key in KEYS if f"| `{key}` |" not in page] == []
 
 

@@ -1,7 +1,7 @@
 """Games as pure functions over batches of tensors, one module each; `load` returns one by name.
 
-A module in this folder that defines `step` is a game, named by its file. `docs/adding-a-game.md` is the guide to writing
-one; `redline.testing.check_game` checks it. Importing this package does not import torch.
+A module in this folder that defines `step` is a game, named by its file. `docs/guides/adding-a-game.md` is
+the guide to writing one; `redline.testing.check_game` checks it. Importing this package does not import torch.
 """
 
 from __future__ import annotations
