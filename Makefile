@@ -52,11 +52,12 @@ bench: .venv/.test-installed
 	@$(PIP) -e '.[docs]'
 	@touch $@
 
-# Generated pages: docs/benchmarks.md from bench/results/*.json, docs/reliability.md from the marks of the tests.
-# Then the site, in site/, with a reference from the docstrings.
+# Generated pages: docs/benchmarks.md from bench/results/*.json, docs/reliability.md from the marks of the tests,
+# docs/reference/cli.md from the options of the commands. Then the site, in site/, with a reference from the docstrings.
 docs: .venv/.docs-installed
 	@$(BIN)/python bench/make_benchmarks_page.py
 	@$(BIN)/python bench/make_reliability_page.py
+	@$(BIN)/python bench/make_cli_page.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html; $(BIN)/mkdocs serve shows it with search."
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import redline
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -71,3 +75,63 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
     loaded = r'<(?:script|img|iframe)[^>]*\ssrc="(https?:)?//|<link[^>]*rel="stylesheet"[^>]*href="(https?:)?//|@import'
     for page in (tmp_path / "site").rglob("*.html"):
         assert not re.search(loaded, page.read_text(encoding="utf-8")), page.name
+
+
+@pytest.fixture(scope="module")
+def cli_page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_cli_page", ROOT / "bench" / "make_cli_page.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_of_the_command_line_is_up_to_date(cli_page: ModuleType) -> None:
+    text = cli_page.page()
+    assert cli_page.PAGE.read_text(encoding="utf-8") == text, "run `make docs`"
+    for part in (
+        "## redline train",
+        "| `--eval-every N` |",
+        "### snake",
+        "`--env.width N`",
+        "### dqn",
+        "`--dqn.gamma X`",
+    ):
+        assert part in text
+
+
+def test_the_python_reference_names_the_whole_surface() -> None:
+    page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in redline.__all__ if f"::: redline.{name}\n" not in page] == []
+
+
+def fixed_texts() -> list[str]:
+    """Return the fixed parts of every string in the source, in the order of the source, with … for values."""
+    texts = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_the_messages_of_troubleshooting_are_printed() -> None:
+    """Every quoted message occurs in the source, `…` standing for values."""
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [
+        line
+        for block in re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    assert len(messages) > 10
+    source = "\n".join(fixed_texts())
+    missing = [
+        part
+        for message in messages
+        for part in message.split("…")
+        if len(part.strip()) > 3 and part.strip() not in source
+    ]
+    assert missing == []

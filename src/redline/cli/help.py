@@ -80,12 +80,14 @@ def _target(command: Command, words: list[str]) -> tuple[str, str]:
 
 
 def _entries(options: Iterable[Option], prefix: str) -> list[str]:
-    lines = []
-    for option in options:
-        flag = f"{prefix}{option.name.replace('_', '-')}"
-        shown = f"--{flag}.NAME" if option.is_mapping else _spelling(option, flag)
-        lines.append(_entry(f"{shown} {type_name(option.kind)}".rstrip(), f"{option.help} {_default(option)}".strip()))
-    return lines
+    return [_entry(*describe(option, prefix)) for option in options]
+
+
+def describe(option: Option, prefix: str = "") -> tuple[str, str]:
+    """Return how to give an option, with the placeholder of its value, and its sentence with the default."""
+    flag = f"{prefix}{option.name.replace('_', '-')}"
+    shown = f"--{flag}.NAME" if option.is_mapping else _spelling(option, flag)
+    return f"{shown} {type_name(option.kind)}".rstrip(), f"{option.help} {_default(option)}".strip()
 
 
 def _spelling(option: Option, flag: str) -> str:
