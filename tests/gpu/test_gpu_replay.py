@@ -134,7 +134,7 @@ def test_states_of_a_single_word_compile(tmp_path: Path) -> None:
         device=DEVICE,
         compile=True,
         run_dir=str(tmp_path),
-        env_options={"view": "planes"},
+        env_options={"width": 5, "height": 8, "view": "planes"},
         algo_options={"hidden": (16,), "learning_starts": 64 * 4},
     )
     session = Session(resolve(settings), pytest.fail)
