@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +16,7 @@ from redline import games
 from redline.algos import networks
 from redline.algos.bodies import CNN
 from redline.algos.conv import Conv
-from redline.algos.dense import Head, Scale
+from redline.algos.dense import Head, Scale, _LinearReLU
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
@@ -371,3 +373,21 @@ def test_convolutions_of_flat_observations_are_refused() -> None:
 def test_impossible_shapes_are_errors(field: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"{field} is"):
         networks.NetworkConfig(**{field: value})
+
+
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(1, 20), st.sampled_from([torch.float32, torch.float64]))
+def test_a_layer_with_its_relu_in_one_kernel_equals_the_plain_one(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(rows + 100 * inputs + 10_000 * outputs)
+    shapes = ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+    x, weight, bias, direction = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    expected, found = F.relu(F.linear(*arguments)), _LinearReLU.apply(*arguments)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, arguments, direction),
+        torch.autograd.grad(expected, arguments, direction),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)

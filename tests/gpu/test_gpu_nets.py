@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.algos import networks
+from redline.algos.dense import linear_relu
 from redline.core.records import Spec
 
 pytestmark = pytest.mark.gpu
@@ -57,3 +59,26 @@ def test_twins_are_those_of_the_cpu() -> None:
         found = torch.compile(net.to("cuda"), fullgraph=True, dynamic=False)(obs.cuda())
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0.05, atol=0.05 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_with_its_relu_in_one_kernel_equals_the_plain_one(dtype: torch.dtype, compiled: bool) -> None:
+    torch.compiler.reset()
+    generator = torch.Generator("cuda").manual_seed(1)
+    shapes = ((512, 304), (256, 304), (256,), (512, 256))
+    x, weight, bias, direction = (torch.randn(shape, generator=generator, device="cuda") for shape in shapes)
+    arguments = [tensor.requires_grad_() for tensor in (x.to(dtype), weight / 16, bias)]
+    fused = torch.compile(linear_relu, fullgraph=True, dynamic=False) if compiled else linear_relu
+    with torch.autocast("cuda", dtype):
+        found, expected = fused(*arguments), F.relu(F.linear(*arguments))
+        with torch.no_grad():
+            torch.testing.assert_close(linear_relu(*arguments), expected)
+    torch.testing.assert_close(found, expected)
+    assert found.dtype == dtype
+    for ours, theirs in zip(
+        torch.autograd.grad(found, arguments, direction.to(dtype)),
+        torch.autograd.grad(expected, arguments, direction.to(dtype)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.05)
