@@ -467,6 +467,38 @@ def viewers(file: Record) -> Iterator[Row]:
     yield Row(SPEED, what, f"{100 * file['ratio']:.1f} % of the throughput (pairs of windows: {spread})")
 
 
+def page(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/page.py wrote."""
+    if "first_frame" in file:
+        times = file["first_frame_seconds"]
+        spread = f"{min(times):.1f} to {max(times):.1f} s"
+        yield Row(
+            STARTING, "`redline watch` to the first game in the browser", f"{file['first_frame']:.1f} s ({spread})"
+        )
+    if readings := file.get("readings"):
+        later = readings[len(readings) // 4 :]  # the first quarter fills histories and caches
+        parts = {
+            "training": "training_mb",
+            "the page's server": "child_0_mb",
+            "the player": "child_1_mb",
+            "the tab": "heap_mb",
+        }
+        changes = (f"{name} {later[0][key]:.0f} to {later[-1][key]:.0f} MB" for name, key in parts.items())
+        minutes = (later[-1]["seconds"] - later[0]["seconds"]) / 60
+        yield Row(
+            FAULTS, f"Memory over {minutes:.0f} minutes of a page left open on a run in training", ", ".join(changes)
+        )
+
+
+def kernels(file: Record) -> Iterator[Row]:
+    """Return a row per case of a file that bench/kernels.py wrote."""
+    for name, case in file["cases"].items():
+        largest = max(case["kernels"], key=lambda kernel: kernel["ms"])
+        iteration = 1000 * case["env_steps"] / case["env_steps_per_second"]
+        share = f"{iteration:.3g} ms an iteration, the most expensive kernel {100 * largest['ms'] / case['kernels_ms']:.0f} %"
+        yield Row(SPEED, f"Traced: {name}", f"{quantity(case['env_steps_per_second'])} steps/s ({share})")
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
@@ -481,6 +513,8 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "scaling-": scaling,
     "soak-": soak,
     "viewers-": viewers,
+    "page-": page,
+    "kernels-": kernels,
 }
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
