@@ -24,7 +24,10 @@ from gymnasium import spaces
 
 
 class Faulty(gymnasium.Env[Any, Any]):
-    def __init__(self) -> None:
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
         how = os.environ.get("FAULTY", "")
         in_actor = os.getppid() == int(os.environ.get("FAULTY_PARENT", "0"))
         if how.startswith("init") and in_actor:
@@ -94,6 +97,9 @@ class Faulty(gymnasium.Env[Any, Any]):
             self.wrong = how
         if how == "spaces":
             self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def render(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
 
     def close(self) -> None:
         if path := os.environ.get("FAULTY_CLOSED"):

@@ -19,7 +19,7 @@ import torch
 
 from redline.collect.child_process import CannotStart
 from redline.collect.parallel_envs import ParallelEnvs
-from redline.core.errors import UserError
+from redline.core.errors import EnvsLost, UserError
 from redline.envs import Rules, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymGame
@@ -102,11 +102,11 @@ def test_environments_that_are_not_active_wait() -> None:
 
 FAILURES = {
     "raise": (UserError, "ArithmeticError: the emulator is on fire"),
-    "exit": (UserError, r"environments 0 to 1, ended with exit status 7"),
-    "kill": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
+    "exit": (EnvsLost, r"environments 0 to 1, ended with exit status 7"),
+    "kill": (EnvsLost, r"environments 0 to 1, was ended by SIGKILL"),
     "nan": (UserError, r"returned nan as its observation\[2\] in step 2 of an episode"),
-    "hang": (UserError, r"hung for more than 0\.5 seconds \(--env\.timeout\)"),
-    "helper": (UserError, r"environments 0 to 1, was ended by SIGKILL"),
+    "hang": (EnvsLost, r"hung for more than 0\.5 seconds \(--env\.timeout\)"),
+    "helper": (EnvsLost, r"environments 0 to 1, was ended by SIGKILL"),
 }
 
 

@@ -3,7 +3,8 @@
     python fork_runs.py FOLDER < CASES
 
 A case is a JSON object: name; words of the command; fault, a value of REDLINE_FAULT; optional: out, what to do with standard
-output (closed, reader_gone, full) and err with standard error (closed, full); notice, a file to create once training runs.
+output (closed, reader_gone, full) and err with standard error (closed, full); notice, a file to create once training runs;
+pass_through, for a torch.compile that returns the function as it is, so that the phase `compile` costs nothing.
 torch is imported once; each case is a fork.
 """
 
@@ -51,6 +52,8 @@ def child(case: dict, folder: Path) -> None:
     sys.stdout = None if case.get("out") == "closed" else open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = None if case.get("err") == "closed" else open(2, "w", closefd=False)  # noqa: SIM115
     faults.arm(case.get("fault", ""))
+    if case.get("pass_through"):
+        torch.compile = lambda function, **_: function
     if case.get("native_hang"):
         play, count = session.Session._play, [0]
 

@@ -215,6 +215,13 @@ def command() -> dict[str, Any]:
     return call("train", "snake", *SMALL, "--steps", "512", "--run-dir", str(FOLDER / "c"), "--json")
 
 
+def evaluated() -> dict[str, Any]:
+    """Train RUN with evaluations in between."""
+    options = RUN | {"eval_every": 640, "eval_episodes": 4, "run_dir": str(FOLDER / "e")}
+    run = train(build(Settings, {"env": "snake", **options}, ""))
+    return {name: run.result.get(name) for name in ("env_steps", "stopped_by", "score_mean")}
+
+
 def uneven() -> dict[str, Any]:
     """Train on environments whose episodes last one step on rank 0 and never end on rank 1."""
     sys.path.insert(0, str(Path(__file__).parent))
@@ -246,7 +253,7 @@ def _register() -> None:
 
 _register()
 WITH_RANKS = (exchanges, gradients, bad_gradient, shares)
-ALONE = (other_seeds, other_weights, uninterrupted, continued, command, uneven)
+ALONE = (other_seeds, other_weights, uninterrupted, continued, command, evaluated, uneven)
 
 
 def main() -> None:

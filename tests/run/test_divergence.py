@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import redline
 from redline.algos import dqn, ppo
 from redline.algos.optimizer import Optimizer
+from redline.core import faults
 from redline.engine.runtime import Runtime
 from redline.envs import batch, make_rules
 from redline.run import divergence, trainer
@@ -170,6 +171,32 @@ def test_weights_that_turn_bad_are_named_and_never_saved(
     assert "was not written" not in said
     for folder in (tmp_path / "checkpoints").glob("ckpt-*"):
         assert all(bool(x.isfinite().all()) for x in load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.fault("D5")
+def test_with_actors_return_statistics_stay_finite(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Actors go on with bad weights for a while: what they played arrives after the rollback."""
+    faults.arm("nan@weights:10")
+    try:
+        options = {"num_envs": 4, "batch_size": 32, "steps": 4 * 8 * 60, "log_seconds": 0.05}
+        result = redline.train(
+            "gym:CartPole-v1",
+            run_dir=str(tmp_path),
+            algo="ppo",
+            algo_options=ALGOS["ppo"],
+            actors=2,
+            **OPTIONS | options,
+        ).result
+    finally:
+        faults.arm("")
+    assert result["stopped_by"] == "steps"
+    said = messages(capfd)
+    assert "(rollback 1 of 3)" in said
+    assert "(rollback 2 of 3)" not in said
+    weights = newest_weights(tmp_path)
+    assert all(bool(x.isfinite().all()) for x in weights.values())
+    assert weights["updates"] > 20
+    assert weights["variance"] != 1
 
 
 @pytest.mark.fault("D5")

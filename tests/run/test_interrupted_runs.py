@@ -32,6 +32,18 @@ CASES: dict[str, dict[str, Any]] = {
     "warm_up": {"fault": "sigterm@warm_up:3"},
     "session": {"fault": "sigterm@session"},
     "compile": {"fault": "sigterm@compile,hang@compile", "words": "--compile"},
+    # The second function to be compiled is the update, once the replay memory holds enough.
+    "compile_update": {"fault": "sigterm@compile:2", "words": "--compile", "pass_through": True},
+    "compile_hang": {
+        "fault": "sigusr1@iteration:3,sigterm@compile:2,hang@compile:2",
+        "words": "--compile --grace 0.5 --log-seconds 0.001",
+        "pass_through": True,
+    },
+    "compile_hang_unsaved": {
+        "fault": "sigterm@compile:2,hang@compile:2",
+        "words": "--compile --grace 0.5 --log-seconds 0.001",
+        "pass_through": True,
+    },
     "evaluate": {"fault": "sigterm@evaluate", "words": "--eval-episodes 4"},
     "other_save": {
         "fault": "sigterm@save.model:1,slow@save.state:0.3s",
@@ -58,7 +70,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 # Cases that are continued, by the same command without the fault.
-CONTINUED = ("collect", "warm_up", "session", "evaluate", "other_save", "last_save", "hang", "thrice", "notice")
+CONTINUED = (
+    "collect",
+    "warm_up",
+    "session",
+    "compile_hang",
+    "evaluate",
+    "other_save",
+    "last_save",
+    "hang",
+    "thrice",
+    "notice",
+)
 
 
 class Outcome:
@@ -101,7 +124,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         result = folder / name / "result.json"
         before = json.loads(result.read_text()) if result.exists() else {}
         (folder / "taken").unlink(missing_ok=True)
-        again = run({"name": name, "words": words}) if name in CONTINUED else {}
+        without_fault = {"name": name, "words": words, "pass_through": case.get("pass_through")}
+        again = run(without_fault) if name in CONTINUED else {}
         results[name] = Outcome(folder, record, {**again, "saved": saved, "result_before": before})
     process.stdin.close()
     process.wait(60)
@@ -115,6 +139,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         ("collect", 320),
         ("update", 384),
         ("warm_up", 48),
+        ("compile_update", 80),
         ("other_save", None),
     ],
 )
@@ -154,7 +179,16 @@ def test_sigterm_in_the_final_evaluation_or_before_it(name: str, outcomes: dict[
 
 
 @pytest.mark.fault("B1")
-@pytest.mark.parametrize(("name", "saved"), [("hang", True), ("hang_unsaved", False), ("native_hang", False)])
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("hang", True),
+        ("hang_unsaved", False),
+        ("native_hang", False),
+        ("compile_hang", True),
+        ("compile_hang_unsaved", False),
+    ],
+)
 def test_a_loop_that_hangs_is_ended_and_the_last_checkpoint_named(
     name: str, saved: bool, outcomes: dict[str, Outcome]
 ) -> None:

@@ -18,9 +18,11 @@ from ranks_worker import ITERATIONS, LEARNERS, RUN, learn, plan_of
 from safetensors.torch import load_file
 from torch import Tensor
 
+import redline
 from redline.core import random
 from redline.engine.launch import Launch, launched
 from redline.replay.ring import Draw
+from redline.run.checkpoint import Checkpoints
 from redline.run.options import build
 from redline.run.session import Session
 from redline.run.settings import Settings
@@ -43,7 +45,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
     jobs = ("exchanges", "gradients", "bad_gradient", "shares", "other_seeds", "other_weights")
     ended = torchrun(
-        2, str(HERE / "ranks_worker.py"), str(folder), *jobs, "uninterrupted", "continued", "command", "uneven"
+        2,
+        str(HERE / "ranks_worker.py"),
+        str(folder),
+        *jobs,
+        "uninterrupted",
+        "continued",
+        "command",
+        "evaluated",
+        "uneven",
     )
     assert ended.returncode == 0, ended.stderr
     return folder
@@ -265,6 +275,22 @@ def test_every_rank_continues_with_its_own_replay_memory(two: Path) -> None:
         load_file(max((two / "parts/checkpoints").glob("ckpt-*")) / f"replay_{rank}.safetensors") for rank in range(2)
     ]
     assert not torch.equal(replay[0]["step"], replay[1]["step"])  # of other environments
+
+
+@pytest.mark.fault("I5")
+def test_rank_0_evaluates_on_time_and_training_is_the_same(two: Path) -> None:
+    first, second = results(two, "evaluated")
+    assert (first["env_steps"], first["stopped_by"]) == (second["env_steps"], second["stopped_by"]) == (2560, "steps")
+    records = [json.loads(line) for line in (two / "e/metrics.jsonl").read_text().splitlines()]
+    scores = {record["env_steps"]: record["eval_score"] for record in records if "eval_score" in record}
+    assert list(scores) == [640, 1280, 1920, 2560]
+    best = Checkpoints(two / "e").best()
+    assert best
+    assert best.manifest["score"] == max(scores.values())
+    assert redline.evaluate(two / "e", 4, "cpu")["score_mean"] == scores[2560] == first["score_mean"]
+    own, expected = weights(two / "e"), weights(two / "run")
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[name], x) for name, x in expected.items())
 
 
 @pytest.mark.fault("I1")

@@ -33,7 +33,7 @@ from redline.collect.child_process import (
 )
 from redline.collect.row_format import SpecMismatch, check_spec, spec_to_json
 from redline.collect.shared_memory import Array, Memory, SharedLayout
-from redline.core.errors import UserError
+from redline.core.errors import EnvsLost, UserError
 from redline.envs import Rules, make_rules
 from redline.envs.gym_envs import GymEnvs
 
@@ -133,7 +133,7 @@ class ParallelEnvs:
             _send(process, command)
         self._await(extra_seconds + self.timeout)
 
-    def _await(self, seconds: float, failure: type[Exception] = UserError) -> None:
+    def _await(self, seconds: float, failure: type[Exception] = EnvsLost) -> None:
         """Wait for all answers; each environment may take `seconds`. A process that gives none raises `failure`."""
         for process in self.processes:
             answer = self._receive(process, seconds, failure)

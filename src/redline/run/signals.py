@@ -223,10 +223,15 @@ class StopSignals:
             self._close()
             self.notify(message)
 
-        words = threading.Thread(target=say, daemon=True)
-        words.start()
-        words.join(_LAST_WORDS + self.grace)
-        os._exit(code)
+        exit_after(say, code, _LAST_WORDS + self.grace)
+
+
+def exit_after(last_words: Callable[[], None], code: int, seconds: float = _LAST_WORDS) -> None:
+    """End the process at once, from any thread, after `last_words`; these get at most so many seconds."""
+    words = threading.Thread(target=last_words, daemon=True)
+    words.start()
+    words.join(seconds)
+    os._exit(code)
 
 
 _active: StopSignals | None = None

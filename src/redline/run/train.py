@@ -203,7 +203,7 @@ def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any
     try:
         return final_evaluation.evaluate_session(plan, session, progress)
     except Exception as error:
-        if isinstance(error, EnvFailure):
+        if isinstance(error, EnvFailure | EnvsLost):
             saved = "The agent is saved, without a score; the same command repeats the evaluation."
             raise EnvsLost(f"{error} {saved}") from error
         if not is_out_of_memory(error):

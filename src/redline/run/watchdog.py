@@ -1,4 +1,4 @@
-"""A watchdog outside the training loop: it ends the process when an environment in this process hangs.
+"""A watchdog outside the loop that plays: it ends the process when an environment in this process hangs.
 
 It is a thread, and needs Python's interpreter lock: code that hangs while it holds the lock cannot be ended from inside.
 """
@@ -16,6 +16,9 @@ from typing import Any
 from redline.collect.child_process import START_SECONDS
 from redline.envs import env_activity
 from redline.envs.gym_game import GymConfig
+from redline.run.progress import Progress
+from redline.run.run_folder import to_stderr
+from redline.run.signals import exit_after
 
 EXIT_HUNG = 70
 _POLL_SECONDS = 0.25
@@ -77,3 +80,20 @@ class Watchdog:
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched)
         return "".join(traceback.format_stack(frame)[-_FRAMES:] if frame else []).rstrip()
+
+
+def watch_command(env: str, progress: Progress, restore: Callable[[], None] = lambda: None) -> Watchdog:
+    """Return the watchdog of a command that plays `env` without training it; the process ends with a diagnosis.
+
+    progress: closed before the diagnosis is printed. restore: called as well, to leave the terminal in order.
+    """
+
+    def end_process(text: str, code: int) -> None:
+        def say() -> None:
+            progress.close()
+            restore()
+            to_stderr(f"redline: {text}")
+
+        exit_after(say, code)
+
+    return Watchdog(env, end_process)

@@ -342,6 +342,12 @@ def _alternate_screen(out: TextIO) -> Iterator[None]:
         out.write(_ENTER)
         yield
     finally:
+        leave_screen(out)
+
+
+def leave_screen(out: TextIO) -> None:
+    """Switch a terminal back from its alternate screen, and show the cursor."""
+    if out.isatty():
         out.write(_LEAVE)
         out.flush()
 

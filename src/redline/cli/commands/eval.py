@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from redline.cli.command import Command, Request, check_least, options_of, show_progress
 from redline.core.errors import StorageError
 from redline.run.run_folder import read_config, to_stderr, write_json
+
+if TYPE_CHECKING:
+    from redline.run.agent import Agent
+    from redline.run.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,17 @@ class EvalOptions:
 def run(request: Request) -> int:
     """Evaluate every run on the same games, store each result in its run folder and print them."""
     options, folders = request.build(EvalOptions), [Path(run) for run in request.arguments]
-    for folder in folders:
-        read_config(folder)
+    configs = [read_config(folder) for folder in folders]
     with show_progress(" · ".join(request.arguments)) as screen:
         from redline.run.agent import load_agent
-        from redline.run.compare import evaluate_runs
+        from redline.run.watchdog import watch_command
         from redline.tools.wording import comparison, evaluation
 
-        agents = [load_agent(folder, options.device, options.trust, options.checkpoint) for folder in folders]
-        spec = agents[0].rules.game.spec(agents[0].rules.config)
-        screen.start_activity("Evaluating")
-        total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")
-
-        def progress(number: int, done: int) -> None:
-            of_runs = f", run {number + 1} of {len(agents)}" if len(agents) > 1 else ""
-            screen.count(done, total, f"{unit}{of_runs}")
-
-        budget = options.max_steps, options.sample
-        if len(agents) > 1:
-            result = evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
-        else:
-            result = agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
+        with watch_command(configs[0]["env"], screen) as watchdog:
+            agents = [load_agent(folder, options.device, options.trust, options.checkpoint) for folder in folders]
+            watchdog.allow(agents[0].rules.config)
+            result = evaluate(agents, options, screen)
+    spec = agents[0].rules.game.spec(agents[0].rules.config)
     for agent, record in zip(agents, result.get("runs", [result]), strict=True):
         try:
             write_json(agent.path / "eval.json", record)
@@ -61,6 +56,23 @@ def run(request: Request) -> int:
     else:
         print(comparison(result, spec) if len(agents) > 1 else evaluation(result, spec))
     return 0
+
+
+def evaluate(agents: list[Agent], options: EvalOptions, screen: Progress) -> dict[str, Any]:
+    """Return the result of one agent or, of several, the results over all of them."""
+    from redline.run.compare import evaluate_runs
+
+    screen.start_activity("Evaluating")
+    total, unit = (options.max_steps, "steps") if options.max_steps else (options.episodes, "games")
+
+    def progress(number: int, done: int) -> None:
+        of_runs = f", run {number + 1} of {len(agents)}" if len(agents) > 1 else ""
+        screen.count(done, total, f"{unit}{of_runs}")
+
+    budget = options.max_steps, options.sample
+    if len(agents) > 1:
+        return evaluate_runs(agents, options.episodes, options.seed, progress, *budget)
+    return agents[0].evaluate(options.episodes, options.seed, functools.partial(progress, 0), *budget)
 
 
 COMMAND = Command(

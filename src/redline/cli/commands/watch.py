@@ -14,6 +14,7 @@ from redline.run.run_folder import read_config
 
 if TYPE_CHECKING:
     from redline.run.agent import Agent
+    from redline.run.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -89,34 +90,50 @@ def check_file(name: str, path: Path) -> None:
 
 def play_here(request: Request, options: WatchOptions, folder: Path, files: dict[str, Path]) -> int:
     """Play one run in the terminal, into files, or both."""
-    results: list[Any] = []
+    env = read_config(folder)["env"]
     with show_progress(str(folder), erase=True) as progress:
         from redline.run.agent import load_agent
         from redline.run.evaluate import HELD_OUT
-        from redline.tools.watch import play_terminal, record_gif, record_mp4
+        from redline.run.watchdog import watch_command
+        from redline.tools.watch import leave_screen, play_terminal
 
-        agent = load_agent(folder, options.device, options.trust, options.checkpoint)
         seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
-        lines = []
-        for kind, path in files.items():
-            progress.start_activity(f"Recording {path.name}")
-            if kind == "html":
-                results = record_page(agent, path, options)
-                scores = ", ".join(f"{result.score:g}" for result in results)
-                lines.append(f"{path}: {len(results)} game{'s' * (len(results) > 1)}, score {scores}")
-                continue
-            write = record_gif if kind == "gif" else record_mp4
-            results = [write(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
-            lines.append(f"{path}: {results[0].length} steps, score {results[0].score:g}, {results[0].outcome}")
+        with watch_command(env, progress) as watchdog:
+            agent = load_agent(folder, options.device, options.trust, options.checkpoint)
+            watchdog.allow(agent.rules.config)
+            results, lines = record_files(agent, seed, options, files, progress)
     for line in lines:
         print(line, file=sys.stderr)
     if options.terminal:
         out = sys.stderr if request.json else sys.stdout
-        results = play_terminal(agent.rules, agent.policy, seed, fps=options.fps, games=options.games, out=out)
+        with watch_command(env, progress, restore=lambda: leave_screen(out)) as watchdog:
+            watchdog.allow(agent.rules.config)
+            results = play_terminal(agent.rules, agent.policy, seed, fps=options.fps, games=options.games, out=out)
     if request.json:
         games = [result._asdict() for result in results]
         request.print_json({"run": request.arguments[0], "env": agent.config["env"], "games": games})
     return 0
+
+
+def record_files(
+    agent: Agent, seed: int, options: WatchOptions, files: dict[str, Path], progress: Progress
+) -> tuple[list[Any], list[str]]:
+    """Write the files; return the results of the games in the last one, and a line about each file."""
+    from redline.tools.watch import record_gif, record_mp4
+
+    results: list[Any] = []
+    lines = []
+    for kind, path in files.items():
+        progress.start_activity(f"Recording {path.name}")
+        if kind == "html":
+            results = record_page(agent, path, options)
+            scores = ", ".join(f"{result.score:g}" for result in results)
+            lines.append(f"{path}: {len(results)} game{'s' * (len(results) > 1)}, score {scores}")
+            continue
+        write = record_gif if kind == "gif" else record_mp4
+        results = [write(agent.rules, agent.policy, seed, path, fps=options.fps, max_steps=options.max_steps)]
+        lines.append(f"{path}: {results[0].length} steps, score {results[0].score:g}, {results[0].outcome}")
+    return results, lines
 
 
 def record_page(agent: Agent, path: Path, options: WatchOptions) -> list[Any]:
