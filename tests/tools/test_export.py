@@ -88,9 +88,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_envs=64,
         device="cpu",
         compile=False,
-        eval_episodes=0,
+        eval_episodes=8,
+        eval_every=2048,
         env_options=options,
-        algo_options={"hidden": (16,)},
+        algo_options={"hidden": (16,), "rollout_steps": 16},
         run_dir=str(folder),
     )
     return folder
@@ -122,6 +123,29 @@ def test_torch_program_needs_no_redline(run: Path) -> None:
     assert exit_code(["export", str(run), "--format", "torch", "--episodes", "0", "--out", str(run / "torch")]) == 0
     card = (run / "torch" / "README.md").read_text()
     assert run_code(card, run / "torch") == "(1,)"
+
+
+def test_export_of_another_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its step and as the best: the file holds those weights, and the card names the step."""
+    steps = {name: redline.load(run, "cpu", checkpoint=name).env_steps for name in ("newest", "best")}
+    assert steps["newest"] == 4096
+    env = redline.make("snake", num_envs=5, **redline.load(run, "cpu").env_options)
+    obs, legal = env.reset(0), torch.ones(5, 3, dtype=torch.bool)
+    for chosen, step, title in (
+        ("2048", 2048, "step 2,048"),
+        ("best", steps["best"], f"step {steps['best']:,} (best)"),
+    ):
+        out = tmp_path / chosen
+        words = ["export", str(run), "--format", "torch", "--episodes", "0", "--out", str(out), "--checkpoint", chosen]
+        assert exit_code([*words, "--json"]) == 0
+        record = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (record["env_steps"], record["checkpoint"]) == (step, chosen)
+        scores = torch.export.load(out / "agent.pt2").module()(obs, legal)[1]
+        agent = redline.load(run, "cpu", checkpoint=step)
+        torch.testing.assert_close(scores, agent.net(obs, legal))
+        assert f"| checkpoint | {title} |" in (out / "README.md").read_text()
+    assert exit_code(["export", str(run), "--checkpoint", "17"]) == 2
+    assert "checkpoint is '17'; expected newest, best or a step that was kept: 2048, 4096." in capsys.readouterr().err
 
 
 def test_int8_that_plays_worse_is_refused_and_removed(

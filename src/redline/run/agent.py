@@ -41,6 +41,7 @@ class Agent:
     )  # (N, …) observations, (N, A) bool legal actions or None -> (N, A), the largest for the greedy action
     device: torch.device
     env_steps: int  # trained with
+    checkpoint: str = "newest"  # how its weights were chosen: newest, best or a step
 
     @property
     def env_options(self) -> dict[str, Any]:
@@ -137,6 +138,7 @@ class Agent:
             "device": str(self.device),
             "run": str(self.path),
             "env_steps": self.env_steps,
+            "checkpoint": self.checkpoint,
             "actions": "sampled actions" if sample else "greedy",
             **evaluation.summary(),
             "winnable": self.rules.game.spec(self.rules.config).winnable,
@@ -156,7 +158,7 @@ def load_agent(run_dir: Path, device: str = "auto", trust: bool = False, checkpo
     saved = Checkpoints(run_dir, check=check_weights).select(checkpoint, groups=("model",))
     if saved is None:
         raise UserError(f"There is no checkpoint in {run_dir} yet; let the run train a little longer.")
-    return build_agent(run_dir, config, rules, saved.tensors["model"], saved.step, torch_device)
+    return build_agent(run_dir, config, rules, saved.tensors["model"], saved.step, torch_device, checkpoint)
 
 
 def open_run(run_dir: Path, trust: bool = False) -> tuple[dict[str, Any], Rules]:
@@ -175,9 +177,15 @@ def open_run(run_dir: Path, trust: bool = False) -> tuple[dict[str, Any], Rules]
 
 
 def build_agent(
-    run_dir: Path, config: dict[str, Any], rules: Rules, model: dict[str, Tensor], env_steps: int, device: torch.device
+    run_dir: Path,
+    config: dict[str, Any],
+    rules: Rules,
+    model: dict[str, Tensor],
+    env_steps: int,
+    device: torch.device,
+    checkpoint: str = "newest",
 ) -> Agent:
-    """Return the agent with the weights `model`, a checkpoint's group, trained with `env_steps`."""
+    """Return the agent with the weights `model`, a group of the checkpoint chosen as `checkpoint`, trained with `env_steps`."""
     algo = algos.load(config["algo"])
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{algo.group}.")
@@ -186,7 +194,7 @@ def build_agent(
         net = algo.policy_network(rules.game.spec(rules.config), algo_config, model)
     except RuntimeError as error:  # torch lists every weight that is missing or of another shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
-    return Agent(run_dir, config, rules, net.to(device), device, env_steps)
+    return Agent(run_dir, config, rules, net.to(device), device, env_steps, checkpoint)
 
 
 def _check_widths(run_dir: Path, algo_config: Any, model: dict[str, Tensor]) -> None:

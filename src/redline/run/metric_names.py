@@ -15,6 +15,8 @@ NAMES = {  # plain name -> name in TensorBoard and W&B
     "samples_per_second": "time/samples_per_second",
     "updates_per_second": "time/updates_per_second",
     "eval_score": "eval/score",
+    "eval_score_low": "eval/score_low",
+    "eval_score_high": "eval/score_high",
     "eval_length": "eval/mean_ep_length",
     "eval_win_rate": "eval/success_rate",
     "reward": "rollout/ep_rew_mean",

@@ -16,6 +16,14 @@ from redline.run.plan import Plan
 from redline.run.progress import Progress
 from redline.run.session import Session
 
+_RECORDED = {  # metric -> field of the evaluation
+    "eval_score": "score_mean",
+    "eval_score_low": "score_low",
+    "eval_score_high": "score_high",
+    "eval_length": "length_mean",
+    "eval_win_rate": "win_rate",
+}
+
 
 class _Interrupted(Exception):
     pass
@@ -77,8 +85,7 @@ class PeriodicEvaluation:
         self.progress.say(
             f"Evaluation at step {steps:,}: score {result['score_mean']:.2f} ± {result['score_ci95']:.2f}."
         )
-        names = {"eval_score": "score_mean", "eval_length": "length_mean", "eval_win_rate": "win_rate"}
-        return {"env_steps": steps} | {name: result[field] for name, field in names.items()}
+        return {"env_steps": steps} | {name: result[field] for name, field in _RECORDED.items()}
 
     def accept(self, record: Mapping[str, Any]) -> None:
         """Note an evaluation that was completed, on every rank."""

@@ -77,6 +77,18 @@ def _percentiles(figures: Values) -> Interval:
     return Interval(float(low), float(high))
 
 
+def bootstrap_mean(values: Values) -> tuple[Values, Values]:
+    """Ends (k,) of the intervals of the means over rows of `values` (n, k): n curves at k points.
+
+    With two or three rows it is the range of the rows: too narrow, and the best that so few can tell.
+    """
+    counts = np.random.default_rng(_SEED).multinomial(
+        len(values), np.full(len(values), 1 / len(values)), size=RESAMPLES
+    )
+    low, high = np.quantile(counts @ values / len(values), (_TAIL, 1 - _TAIL), axis=0)
+    return low, high
+
+
 def bootstrap_runs(runs: Sequence[Values]) -> tuple[Interval, Interval]:
     """Intervals of the mean and of the IQM of the runs' means; `runs` holds the values of each run's games, (n,) each.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from redline.run.agent import Agent
 from redline.run.progress import quantity
+from redline.tools.wording import checkpoint_name
 
 
 def model_card(agent: Agent, exported: dict[str, Any]) -> str:
@@ -46,6 +47,7 @@ def _front_matter(name: str, config: dict[str, Any], evaluation: dict[str, Any] 
 def _facts(agent: Agent, evaluation: dict[str, Any] | None) -> list[str]:
     config = agent.config
     rows = {"environment": config["env"], "algorithm": config["algo"], "seed of training": config["seed"]}
+    rows |= {"checkpoint": checkpoint_name({"env_steps": agent.env_steps, "checkpoint": agent.checkpoint})}
     rows |= {"trained on": f"{config['device']}, {config['precision']}"}
     result = _read(agent.path / "result.json")
     if "seconds" in result:

@@ -6,7 +6,7 @@ out or shown as "-" here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redline.core.records import Spec
@@ -30,6 +30,12 @@ def evaluation(result: dict[str, Any], spec: Spec) -> str:
         figures["won"] = _wins(result)
     title = f"{result['episodes']} games of {result['env']}, {result['actions']}, after {result['env_steps']:,} training steps"
     return "\n".join([title, *_lines(figures)])
+
+
+def checkpoint_name(record: Mapping[str, Any]) -> str:
+    """Return the step of the agent that a record is about, and how it was chosen unless by that step: step 5,000 (best)."""
+    chosen = record.get("checkpoint", "newest")
+    return f"step {record['env_steps']:,.0f}" + (f" ({chosen})" if chosen in ("newest", "best") else "")
 
 
 def comparison(result: dict[str, Any], spec: Spec) -> str:

@@ -28,6 +28,7 @@ class ExportOptions:
     int8: bool = False  # also write an int8 version, if its score in --episodes games is at most 5 % lower
     episodes: int = 1000  # held-out games for the scores of --int8 and of the model card; 0: none
     seed: int = 0  # which set of held-out games
+    checkpoint: str = "newest"  # newest, best (by --eval-every) or the step of a checkpoint
     trust: bool = False  # import the modules that a run of somebody else names as environment or algorithm
 
     def __post_init__(self) -> None:
@@ -50,13 +51,14 @@ def run(request: Request) -> int:
         from redline.tools import export
         from redline.tools.model_card import model_card
 
-        agent = load_agent(folder, "cpu", options.trust)
+        agent = load_agent(folder, "cpu", options.trust, options.checkpoint)
         spec = agent.rules.game.spec(agent.rules.config)
         out.mkdir(parents=True, exist_ok=True)
         screen.start_activity("Collecting states of played games")
         samples = export.collect_samples(agent)
         screen.start_activity("Exporting")
         record = export.export(agent, out / export.FORMATS[options.format], options.format, samples)
+        record |= {"run": str(folder), "env_steps": agent.env_steps, "checkpoint": agent.checkpoint}
         record |= {"obs_shape": list(spec.obs_shape), "num_actions": spec.num_actions}
         record["obs_dtype"] = str(spec.obs_dtype).removeprefix("torch.")
 
@@ -114,7 +116,10 @@ def _quantize(
 
 
 def _summary(record: dict[str, Any]) -> str:
+    from redline.tools.wording import checkpoint_name
+
     lines = [f"{record['file']}  {record['bytes'] / 1e3:,.0f} kB, chooses as the agent in {record['checked']:,} states"]
+    lines.append(f"  checkpoint {checkpoint_name(record)}")
     if "evaluation" in record:
         evaluation = record["evaluation"]
         lines.append(f"  score {evaluation['score_mean']:.2f} in {evaluation['episodes']:,} games")

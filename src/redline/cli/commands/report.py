@@ -1,13 +1,15 @@
-"""`redline report RUN...`: tables and learning curves of runs, as Markdown and PNG."""
+"""`redline report RUN...`: tables and learning curves of runs, as Markdown, PNG and one HTML page."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from redline.cli import streams
 from redline.cli.command import Command, Request, options_of
 from redline.core.errors import UserError
+from redline.run.run_folder import to_stderr
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class ReportOptions:
 
 
 def run(request: Request) -> int:
-    """Write the report and print the paths of its files."""
+    """Write the report, print its table and the paths of its files."""
     runs = [Path(run) for run in request.arguments]
     out = request.build(ReportOptions).out
     from redline.run.progress import Progress
@@ -29,18 +31,32 @@ def run(request: Request) -> int:
 
         report = write_report(runs, Path(out) if out else runs[0] if len(runs) == 1 else Path("report"))
     for note in report["notes"]:
-        print(note, file=sys.stderr)
+        to_stderr(_printable(note))
+    files = [report["html"], report["report"], *report["pictures"]]
     if request.json:
         request.print_json(report)
     else:
-        print("\n".join([report["report"], *report["pictures"]]))
+        streams.write("\n".join([*_terminal(report["table"]), "", *files, ""]))
     if report["missing"]:
         raise UserError(report["missing"])
     return 0
 
 
+def _terminal(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the table as aligned lines, without columns that are empty."""
+    from redline.tools.wording import table
+
+    names = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    return table([names, *([_printable(row[name]) for name in names] for row in rows)])
+
+
+def _printable(text: str) -> str:
+    """Return text without the control characters that a stranger's run folder may hold."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 COMMAND = Command(
-    "write tables and learning curves of runs, as Markdown and PNG",
+    "write tables and learning curves of runs, as an HTML page, Markdown and PNG",
     run,
     "RUN [RUN ...]",
     options_of(ReportOptions),
