@@ -159,5 +159,5 @@ def test_the_default_algorithm_is_that_of_the_recipe() -> None:
     from redline import recipes
 
     for name in (*games.names(), "gym:CartPole-v1"):
-        chosen = recipes.choose_algo(load_game(name))
+        chosen = recipes.choose_algo(load_game(name), {})
         assert catalog.default_algorithm(name) == chosen.value

@@ -234,16 +234,16 @@ def test_a_curriculum_is_refused(tmp_path: Path) -> None:
 def test_what_is_asked_for_and_what_is_suggested_go_together() -> None:
     plan = resolve(Settings("gym:CartPole-v1", "ppo", device="cpu", algo_options={"rollout_steps": 100}))
     assert plan.num_envs * 100 % plan.algo_config.batch_size == 0
-    assert resolve(Settings("gym:CartPole-v1", "ppo", device="cpu")).algo_config.batch_size == 64
+    assert resolve(Settings("gym:CartPole-v1", "ppo", device="cpu")).algo_config.batch_size == 128
 
 
 def test_settings_follow_from_the_kind_of_environment() -> None:
     plan = resolve(Settings("gym:CartPole-v1", device="cpu"))
     assert plan.settings.algo == "ppo"
     assert not plan.compile
-    assert plan.num_envs >= 8
+    assert plan.num_envs >= 16
     assert str(plan.run_dir) == "runs/gym-CartPole-v1-ppo"
     assert str(resolve(Settings("gym:toys:ToyCount-v0", device="cpu")).run_dir) == "runs/gym-toys-ToyCount-v0-ppo"
-    assert plan.algo_config.rollout_steps == 256
+    assert plan.algo_config.rollout_steps == 128
     assert resolve(Settings("gym:CartPole-v1", "dqn", device="cpu")).algo_config.gamma == 0.99
     assert resolve(Settings("gym:CartPole-v1", device="cpu", compile=True)).compile

@@ -96,11 +96,11 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_option_that_came_later_makes_no_other_run() -> None:
-    plan = resolve(Settings("gym:CartPole-v1", device="cpu", env_options={"sticky": 0.25}))
+    plan = resolve(Settings("gym:CartPole-v1", device="cpu", env_options={"sticky": 0.25, "obs_scale": (2.0,)}))
     older = plan.describe()
     del older["env_options"]["binary"]
     assert plan.identity(older) == plan.identity()
-    assert plan.identity()["env_options"] == {"sticky": 0.25}
+    assert plan.identity()["env_options"] == {"sticky": 0.25, "obs_scale": (2.0,)}
 
 
 def test_what_is_asked_for_wins() -> None:

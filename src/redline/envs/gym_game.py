@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,14 +23,13 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.core.records import Spec
-from redline.envs import env_activity
+from redline.envs import env_activity, random_play
 from redline.envs.array_wrapper import ArrayWrapper
 from redline.envs.frames import Frames
-from redline.envs.gym_make import PREFIX, failure, open_env, probe
+from redline.envs.gym_make import PREFIX, open_env, probe
+from redline.envs.random_play import LARGE, RandomPlay, channel_bounds
 
 WORTH_A_PROCESS = 500e-6  # seconds per step from which stepping in another process pays
-_MEASURED_STEPS, _MEASURED_SECONDS = 64, 0.5  # length of the measurement of a step's cost
-_LARGE = 1e6  # bounds beyond this say nothing about usual values
 _announced: set[str] = set()  # environments whose dropped observation entries were printed
 
 
@@ -45,6 +43,7 @@ class GymConfig:
     size: int = 0  # resize images to this many rows and columns; 0: keep their size
     binary: int = 0  # brightness, 1 to 255, from which a pixel becomes 1, darker ones 0; 0: keep the brightness
     stack: int = 1  # frames in an observation
+    obs_scale: tuple[float, ...] = ()  # factors of the numbers (images: channels) of an observation; empty: 1 / bound
     sticky: float = 0.0  # probability that the previous action is repeated instead
     life_loss: bool = False  # the learner sees the loss of a life as the end; the game and its score go on
     reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
@@ -68,6 +67,9 @@ class GymConfig:
             raise UserError(f"env.bound is {self.bound}; expected a number above 0.")
         if not self.timeout > 0:
             raise UserError(f"env.timeout is {self.timeout}; expected seconds above 0.")
+        object.__setattr__(self, "obs_scale", tuple(self.obs_scale))  # a list where it was read from JSON
+        if not all(0 < factor < math.inf for factor in self.obs_scale):
+            raise UserError(f"env.obs_scale is {self.obs_scale}; expected factors above 0.")
         if not isinstance(self.kwargs, Mapping) or not all(isinstance(name, str) for name in self.kwargs):
             raise UserError(f"env.kwargs is {self.kwargs!r}; expected constructor arguments by name.")
         try:
@@ -141,10 +143,14 @@ class GymGame:
             self._spec = (config, _make_spec(kind, self.name, config))
         return self._spec[1]
 
-    def step_seconds(self, config: GymConfig) -> float:
-        """Return the duration of a step, from a short measurement that is made once."""
+    def random_play(self, config: GymConfig) -> RandomPlay:
+        """Return what the first steps of random play show; they are played once."""
         kind: Any = type(self)
-        return _step_seconds(kind, self.name, config)
+        return _random_play(kind, self.name, config)
+
+    def step_seconds(self, config: GymConfig) -> float:
+        """Return the duration of a step."""
+        return self.random_play(config).step_seconds
 
     def check_installed(self) -> None:
         """Raise UserError if the environment is unknown or needs a package that is missing."""
@@ -198,13 +204,12 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
                 f"env.binary is set, but the observation of shape {space.shape} is no image; remove env.binary."
             )
         space = spaces.Box(0, 1, space.shape, np.uint8)
-    high = np.maximum(np.abs(space.low.astype(np.float64)), np.abs(space.high.astype(np.float64)))
-    per_channel = high.reshape(len(high), -1).max(1)
-    bounded = bool((high < _LARGE).all())
+    bounds = channel_bounds(space)
+    bounded = bool((bounds < LARGE).all())
     return Spec(
         obs_shape=(config.stack * space.shape[0], *space.shape[1:]),
         obs_dtype=torch.uint8 if is_bytes else torch.float32,
-        obs_scale=tuple(1.0 / x if 0 < x < _LARGE else 1.0 for x in per_channel.tolist()) * config.stack,
+        obs_scale=_obs_scale(config, bounds) * config.stack,
         obs_high=float(space.high.max()) if bounded else math.inf,
         obs_low=float(space.low.min()) if bounded else -math.inf,
         num_actions=int(actions.n),
@@ -216,24 +221,15 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
     )
 
 
+def _obs_scale(config: GymConfig, bounds: np.ndarray[Any, Any]) -> tuple[float, ...]:
+    """Return the factor of every number of a vector, or channel of an image; one that is given is that of all."""
+    given = config.obs_scale * len(bounds) if len(config.obs_scale) == 1 else config.obs_scale
+    if given and len(given) != len(bounds):
+        raise UserError(f"env.obs_scale has {len(given)} factors; expected {len(bounds)}, or one for all.")
+    return given or tuple(1.0 / x if 0 < x < LARGE else 1.0 for x in bounds.tolist())
+
+
 @functools.lru_cache(maxsize=64)
-def _step_seconds(kind: Any, name: str, config: GymConfig) -> float:
+def _random_play(kind: Any, name: str, config: GymConfig) -> RandomPlay:
     with env_activity.calling(env_activity.MAKING):
-        return _measure_steps(kind(name).make(config), name)
-
-
-def _measure_steps(env: gymnasium.Env[Any, Any], name: str) -> float:
-    try:
-        env.reset(seed=0)
-        env.action_space.seed(0)
-        started, steps = time.perf_counter(), 0
-        while steps < _MEASURED_STEPS and time.perf_counter() - started < _MEASURED_SECONDS:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            steps += 1
-            if terminated or truncated:
-                env.reset()
-        return (time.perf_counter() - started) / steps
-    except (Exception, SystemExit) as error:
-        raise failure(name, "the first steps", error) from error
-    finally:
-        env.close()
+        return random_play.play(kind(name).make(config), name)

@@ -5,6 +5,7 @@ environments that only a CPU can step. A recipe adds to these what suits one env
 
     settings(request: Request) -> dict[str, Setting]     required
     ALGO: Setting                                        the algorithm to train with, unless another is requested
+    choose_algo(game, env_options) -> Setting            the same, where it depends on the environment
     curriculum(config) -> tuple[Phase, ...]              environment options that change as training progresses
     COMPILER: CompilerOptions                            how to compile the game
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def _build(name: str, module: Any) -> Recipe:
             )
     optional = {
         member.lower(): getattr(module, member)
-        for member in ("ALGO", "COMPILER", "curriculum")
+        for member in ("ALGO", "COMPILER", "choose_algo", "curriculum")
         if hasattr(module, member)
     }
     if not callable(getattr(module, "settings", None)):
@@ -81,11 +83,12 @@ def _beside(path: str) -> Path:
     return Path(path).with_name(f"{Path(path).stem}_recipe.py")
 
 
-def choose_algo(game: Game) -> Setting:
-    """Return the algorithm to train `game` with unless another is requested."""
+def choose_algo(game: Game, env_options: Mapping[str, Any]) -> Setting:
+    """Return the algorithm to train `game` with unless another is requested. env_options: requested values, by name."""
     recipe = find(game.name)
-    if recipe.algo is not None:
-        return dataclasses.replace(recipe.algo, source=f"recipe {recipe.name}")
+    algo = recipe.choose_algo(game, env_options) if recipe.choose_algo else recipe.algo
+    if algo is not None:
+        return dataclasses.replace(algo, source=f"recipe {recipe.name}")
     default = cpu_envs.ALGO if game.ON_CPU else tensor_games.ALGO
     return dataclasses.replace(default, source=_default(game))
 

@@ -111,7 +111,8 @@ class Plan:
         values = {name: record.get(name) for name in names}
         free = getattr(self.rules.game, "RESUME_FREE", ())
         defaults = vars(self.rules.game.Config())  # an option added later had its default in older runs
-        options = {k: v for k, v in (values["env_options"] or {}).items() if k not in free and defaults.get(k) != v}
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in (values["env_options"] or {}).items()}  # JSON
+        options = {k: v for k, v in options.items() if k not in free and defaults.get(k) != v}
         return values | {"env_options": options}
 
     @property

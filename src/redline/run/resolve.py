@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,12 @@ def resolve(settings: Settings) -> Plan:
     algo, chosen_algo = _choose_algo(settings, game)
     settings = dataclasses.replace(settings, algo=algo.name)
     requested = _requested_algo_options(settings, algo)
+    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
     recommended = _collect_recommended(settings, game, machine, requested)
+    recommended |= _measured_before(settings, recommended, run_dir)
     rules, from_env = _build_rules(settings, game, recommended)
     num_envs = _requested_or(settings.num_envs, recommended["num_envs"])
     backplay = _choose_backplay(settings, game, recommended)
-    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
     algo_config, from_algo = _build_algo_config(
         settings, algo, requested, recommended, num_envs.value, rules, device, run_dir
     )
@@ -110,7 +113,7 @@ def _choose_algo(settings: Settings, game: Game) -> tuple[Algorithm, Setting]:
     """Return the requested algorithm; else the recommended one, or the first that has all requested options."""
     if settings.algo != "auto":
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
-    recommended = recipes.choose_algo(game)
+    recommended = recipes.choose_algo(game, options.parse(game.Config, settings.env_options, "env."))
     names = [n for n in (*ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
     lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
     if not lacking:
@@ -157,6 +160,17 @@ def _collect_recommended(
     if "gamma" in requested:
         recommended.pop("gamma_end", None)  # a requested discount holds for the whole training
     return recommended
+
+
+def _measured_before(settings: Settings, recommended: Mapping[str, Setting], run_dir: Path) -> dict[str, Setting]:
+    """Return the scale of observations of the run that is continued: measured again, it might be another."""
+    name = "env.obs_scale"
+    if name in recommended and settings.resume != "never":
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["env_options"]
+            scale = tuple(map(float, before.get("obs_scale", ())))  # older runs have none
+            return {name: dataclasses.replace(recommended[name], value=scale)}
+    return {}
 
 
 def _build_rules(

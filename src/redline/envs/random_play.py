@@ -1,0 +1,102 @@
+"""Random play: what a CPU environment shows in its first steps, from which recipes choose settings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from redline.envs.array_wrapper import ArrayWrapper
+from redline.envs.gym_make import failure
+
+_STEPS = 256
+_SECONDS = 1.0  # after which fewer steps have to do
+_TIMED_STEPS = 16  # the fastest of these groups of steps counts: another process may disturb some of them
+LARGE = 1e6  # bounds beyond this say nothing about usual values
+_BEYOND_BOUND = 4.0  # a bounded number may be scaled to this at its bound: usual values often are a fraction of it
+_HIGHEST_FACTOR = 16.0  # of a number whose bounds say nothing: later values may be larger than those of random play
+_MOST_FACTORS = 1024  # larger observations are scaled by their bounds
+
+Array = np.ndarray[Any, Any]
+
+
+class RandomPlay(NamedTuple):
+    """What random play in one environment showed."""
+
+    step_seconds: float  # duration of a step
+    obs_scale: tuple[float, ...]  # factors that bring observations to about 1, see `_obs_scale`
+
+
+def play(env: ArrayWrapper, name: str) -> RandomPlay:
+    """Play random actions, always from the same seed, and close the environment."""
+    try:
+        obs, _ = env.reset(seed=0)
+        env.action_space.seed(0)
+        squares, groups = np.zeros(len(obs)), []
+        started = group_started = time.perf_counter()
+        for step in range(1, _STEPS + 1):
+            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            squares += np.square(obs, dtype=np.float64).reshape(len(obs), -1).mean(1)
+            if terminated or truncated:
+                env.reset()
+            now = time.perf_counter()
+            late = now - started > _SECONDS
+            if step % _TIMED_STEPS == 0 or late:
+                groups.append((now - group_started) / ((step - 1) % _TIMED_STEPS + 1))
+                group_started = now
+            if late:
+                break
+        rms = np.nan_to_num(np.sqrt(squares / step), nan=0.0, posinf=0.0)  # GymEnvs reports such observations
+        return RandomPlay(min(groups), _obs_scale(env, rms))
+    except (Exception, SystemExit) as error:
+        raise failure(name, "the first steps", error) from error
+    finally:
+        env.close()
+
+
+def channel_bounds(space: spaces.Box) -> Array:
+    """Return the largest magnitude (C,) of each number of a vector, or channel of an image."""
+    high: Array = np.maximum(np.abs(space.low.astype(np.float64)), np.abs(space.high.astype(np.float64)))
+    bounds: Array = high.reshape(len(high), -1).max(1)
+    return bounds
+
+
+def _obs_scale(env: ArrayWrapper, rms: Array) -> tuple[float, ...]:
+    """Return factors (C,) that bring the numbers of a vector, or the channels of an image, to about 1.
+
+    rms (C,): their root mean square in random play, 0 where it is unknown. A real number is scaled to at most _BEYOND_BOUND
+    at its bound. A single factor is that of all; none means 1 / bound.
+
+    An entry that is one of n (Discrete) is a vector with a single 1 in n places. Networks are initialised for inputs of
+    about 1 in every place; the factor sqrt(n) gives this vector the same length.
+    """
+    assert isinstance(env.observation_space, spaces.Box)
+    bounds = channel_bounds(env.observation_space)
+    if env.flat_space is None:
+        real, one_of = np.full(len(rms), env.observation_space.dtype.kind == "f"), np.ones(len(rms))
+    else:
+        real, one_of = (np.concatenate(columns) for columns in zip(*_places(env.flat_space), strict=True))
+    known = (bounds > 0) & (bounds < LARGE)
+    least = np.where(known, 1 / np.where(known, bounds, 1.0), 0.0)
+    most = np.where(known & real, _BEYOND_BOUND * least, _HIGHEST_FACTOR)
+    factor = 2.0 ** np.round(-np.log2(np.maximum(rms, 1e-9)))  # a rough figure, the same on every machine
+    factor = np.where(rms > 0, np.clip(factor, least, np.maximum(least, most)), np.where(known, least, 1.0))
+    factors = np.where(one_of > 1, np.sqrt(one_of), factor).tolist()
+    if len(set(factors)) == 1:
+        return (factors[0],)
+    return tuple(factors) if len(factors) <= _MOST_FACTORS else ()
+
+
+def _places(space: spaces.Space[Any]) -> list[tuple[Array, Array]]:
+    """Return for each place of the flattened space, part by part, whether it is a real number, and n if it is one of n."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [place for part in parts for place in _places(part)]
+    one_of = np.ones(spaces.flatdim(space))
+    if isinstance(space, spaces.Discrete):
+        one_of[:] = space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        one_of = np.repeat(space.nvec.flatten(), space.nvec.flatten())
+    return [(np.full(len(one_of), isinstance(space, spaces.Box) and space.dtype.kind == "f"), one_of)]
