@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-LEARNING, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
+LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
     "What agents learn",
+    "Gymnasium environments by the bare command",
     "Speed of games and learners",
     "Beside other libraries",
     "Replay",
@@ -30,6 +31,9 @@ LEARNING, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
 )
 INTRODUCTION = {
     LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
+    GYMNASIUM: "`redline train gym:ID` beside Stable-Baselines3 with rl-zoo's settings (its defaults for Taxi and FrozenLake), "
+    "which trains for as many CPU seconds as Redline's longest run (`bench/gym_envs.py`). Measured on cores shared with other "
+    "work, hence in CPU seconds of the process, start included; three minutes of one idle core are 180.",
     SPEED: "Environment steps per second, after compilation, with observations and auto-reset.",
     PEERS: "The same machine and the same run for both sides.",
     REPLAY: "Transitions per second that are sampled and delivered to the device, and training with each kind of memory. "
@@ -125,6 +129,21 @@ def trained(file: Record) -> Iterator[Row]:
 def started(file: Record) -> Iterator[Row]:
     what = "compiled DQN, Snake 10x10" + (", warm cache" if file["seconds"] < 10 else ", cold cache")
     yield Row(STARTING, what, f"{file['seconds_to_first_update']:.0f} s")
+
+
+def gymnasium_envs(file: Record) -> Iterator[Row]:
+    for env in dict.fromkeys(run["env"] for run in file["runs"]):
+        runs = [run for run in file["runs"] if run["env"] == env]
+        for system, algo in dict.fromkeys((run["system"], run["algo"]) for run in runs):
+            same = [run for run in runs if (run["system"], run["algo"]) == (system, algo)]
+            solved = sum(run["score"] >= run["solved_from"] for run in same)
+            by = "`redline train`" if system == "redline" else "Stable-Baselines3"
+            what = f"{env.rpartition(':')[2]} by {by} ({algo.upper()}), one thread: mean of 100 games"
+            steps = sum(run["steps"] for run in same) / len(same)
+            result = f"{span([run['score'] for run in same], lambda x: f'{x:.4g}')}; solved (from {same[0]['solved_from']:g}) "
+            result += f"by {solved} of {len(same)} seeds; {quantity(steps)} steps, "
+            result += f"{span([run['cpu_seconds'] for run in same], lambda x: f'{x:.0f}')} CPU seconds"
+            yield Row(GYMNASIUM, what, result)
 
 
 def cartpole(file: Record) -> Iterator[Row]:
@@ -518,6 +537,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
 }
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
+    "gymnasium-cpu": gymnasium_envs,
     "collect-mario-cpu": collecting,
     "collect-mario-profiled-cpu": collecting,
     "collect-rings-cpu": rings,
