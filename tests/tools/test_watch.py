@@ -322,6 +322,16 @@ def test_a_gymnasium_environment_is_rendered(tmp_path: Path) -> None:
         assert image.convert("RGB").getpixel((479, 0)) == (250, 80, 20)
 
 
+def test_a_gymnasium_environment_as_video(tmp_path: Path) -> None:
+    reader = pytest.importorskip("imageio_ffmpeg").read_frames
+    rules = envs.make_rules("gym:Walk-v0")
+    assert watch.record_mp4(rules, step_right, 3, tmp_path / "walk.mp4", fps=10).length == 7
+    (_, *frames) = reader(str(tmp_path / "walk.mp4"))  # the first item describes the video
+    lit = [np.frombuffer(frame, np.uint8).reshape(240, 480, 3)[120, :, 0] > 128 for frame in frames]
+    assert [int(columns.argmax()) // 60 for columns in lit[:7]] == list(range(7))
+    assert int(lit[-1].argmax()) // 60 == 7
+
+
 def test_a_gymnasium_environment_in_the_terminal(terminal: Terminal, slept: list[float]) -> None:
     rules = envs.make_rules("gym:Walk-v0", time_limit=5)
     (result,) = watch.play_terminal(rules, step_right, 3, out=terminal)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from redline.web import player as player_module
 from redline.web.boards import Outputs, finite
 from redline.web.player import Commands, Throttle, WatchedRun, Watching
 from redline.web.player_link import PlayerLink
+from redline.web.replay import record_games, write_replay
 from redline.web.wall import TensorGames, make_wall
 
 
@@ -303,21 +305,38 @@ class GoesOn(torch.nn.Module):
         return torch.tensor([[0.0, 1.0]]).expand(len(obs), 2)
 
 
-def test_a_gymnasium_environment_on_the_wall() -> None:
+@pytest.fixture
+def strip_agent() -> Iterator[Agent]:
     gymnasium.register("Strip-v0", Strip)
-    try:
-        rules = envs.make_rules("gym:Strip-v0")
-        agent = Agent(Path("strip"), {"algo": "dqn", "env": "gym:Strip-v0"}, rules, GoesOn(), torch.device("cpu"), 0)
-        wall = make_wall(agent, 12)
-        stage, shown = wall.stage(), []
-        for _ in range(8):
-            frame = wall.frame()
-            picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(frame[0]["picture"].partition(",")[2]))))
-            shown.append((round(picture.mean() / 40), frame[0]["length"], frame[0].get("ended")))
-            wall.step()
-        wall.close()
-    finally:
-        del gymnasium.registry["Strip-v0"]
+    rules = envs.make_rules("gym:Strip-v0")
+    yield Agent(Path("strip"), {"algo": "dqn", "env": "gym:Strip-v0"}, rules, GoesOn(), torch.device("cpu"), 0)
+    del gymnasium.registry["Strip-v0"]
+
+
+def shown_place(frame: dict[str, Any]) -> int:
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(frame["picture"].partition(",")[2]))))
+    return round(picture.mean() / 40)
+
+
+def test_a_gymnasium_environment_in_a_replay(strip_agent: Agent, tmp_path: Path) -> None:
+    """`--html`: every step of the recording is a picture of its own, the last one that of the end."""
+    record = record_games(strip_agent, 0, 2, 100)
+    assert record["stage"]["kind"] == "picture"
+    for frames in record["games"]:
+        assert [shown_place(frame) for frame in frames] == [0, 1, 2, 3, 4, 5]
+        assert frames[-1]["ended"] == "game over"
+    write_replay(tmp_path / "strip.html", record, 12.0)
+    assert record["games"][1][3]["picture"] in (tmp_path / "strip.html").read_text()
+
+
+def test_a_gymnasium_environment_on_the_wall(strip_agent: Agent) -> None:
+    wall = make_wall(strip_agent, 12)
+    stage, shown = wall.stage(), []
+    for _ in range(8):
+        frame = wall.frame()
+        shown.append((shown_place(frame[0]), frame[0]["length"], frame[0].get("ended")))
+        wall.step()
+    wall.close()
     assert len(frame) == 4  # rendering costs: a small wall
     assert (stage["kind"], stage["actions"], stage["outputs"]) == ("picture", ["stay", "go"], "Q-values")
     assert frame[0]["outputs"] == [0.0, 1.0]

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,10 +124,12 @@ class _Calibration:
         return next(self._batches, None)
 
 
-def onnx_runner(path: Path) -> Run:
-    """Return a function that runs an ONNX file on the CPU."""
+def onnx_runner(path: Path, threads: int = 0) -> Run:
+    """Return a function that runs an ONNX file on the CPU; threads 0: as many as onnxruntime chooses."""
     runtime: Any = importlib.import_module("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(obs: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
         action, scores = session.run(None, {"obs": obs.numpy(), "legal": legal.numpy()})
@@ -147,20 +149,25 @@ def score(agent: Agent, run: Run, episodes: int, seed: int, progress: Callable[[
     return evaluate(agent.rules, policy, episodes, torch.device("cpu"), seed, progress).summary()
 
 
-def latencies(run: Run, samples: Samples) -> dict[str, float]:
-    """Return the median seconds of a call, by batch size."""
-    seconds = {}
+def latencies(files: Sequence[Path], samples: Samples, seconds: float = _SPEED_SECONDS) -> dict[str, list[float]]:
+    """Return the median seconds of a call to each ONNX file on one thread, by batch size.
+
+    The files are called in turn for `seconds` each, so that whatever else the machine does slows all of them alike.
+    """
+    runs = [onnx_runner(file, threads=1) for file in files]
+    medians = {}
     for size in _SPEED_BATCHES:
         index = torch.arange(size) % len(samples.obs)
         obs, legal = samples.obs[index], samples.legal[index]
-        run(obs, legal)
-        times, ends = [], time.perf_counter() + _SPEED_SECONDS
-        while time.perf_counter() < ends:
-            started = time.perf_counter()
-            run(obs, legal)
-            times.append(time.perf_counter() - started)
-        seconds[str(size)] = statistics.median(times)
-    return seconds
+        times: list[list[float]] = [[] for _ in runs]
+        ends = time.perf_counter() + seconds * len(runs)
+        while time.perf_counter() < ends or not times[0]:
+            for run, taken in zip(runs, times, strict=True):
+                started = time.perf_counter()
+                run(obs, legal)
+                taken.append(time.perf_counter() - started)
+        medians[str(size)] = [statistics.median(taken) for taken in times]
+    return medians
 
 
 def collect_samples(agent: Agent, count: int = CHECKED, seed: int = 1) -> Samples:
