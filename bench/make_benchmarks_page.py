@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
+LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAULTS = (
     "What agents learn",
     "Gymnasium environments by the bare command",
     "Speed of games and learners",
@@ -27,6 +27,7 @@ LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, FAULTS = (
     "Replay",
     "Collecting from CPU environments",
     "Starting",
+    "Exported agents",
     "Faults survived",
 )
 INTRODUCTION = {
@@ -40,6 +41,7 @@ INTRODUCTION = {
     "The two memmap sampling rates come from a benchmark that sampled from a nearly empty file; they must be measured again.",
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
+    EXPORTING: "ONNX in int8 against fp32 on one thread of the CPU (`bench/export.py`): calls in turn, medians, nine rounds.",
     FAULTS: "Runs killed at random moments and continued (`bench/kills.py`); damaged files (`bench/damage.py`); "
     "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
     "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached.",
@@ -535,6 +537,25 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "page-": page,
     "kernels-": kernels,
 }
+def exports(file: Record) -> Iterator[Row]:
+    for net in file["networks"]:
+        what = f"{net['env'].capitalize()} {net['board']}, {net['net'].upper()} of {quantity(net['weights'])} weights"
+        speeds = (
+            f"{sorted(ratios)[len(ratios) // 2]:.2f} times as fast in batches of {size} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
+            for size, ratios in net["speedup"].items()
+        )
+        yield Row(EXPORTING, f"{what}: int8", ", ".join(speeds), net)
+        plain, small = net["bytes"]
+        same = f"{percent(net['same_actions'])} equal choices in 1,000 states, {small / 1e3:.0f} instead of {plain / 1e3:.0f} kB"
+        if net["score"] is None:
+            yield Row(EXPORTING, f"{what}, random weights: int8", same, net)
+            continue
+        fp32, int8 = net["score"]["fp32"], net["score"]["int8"]
+        score = f"score {int8['score_mean']:.2f} instead of {fp32['score_mean']:.2f} in {int8['episodes']:,} games"
+        yield Row(EXPORTING, f"{what}, {quantity(net['env_steps'])} steps: int8", f"{score}, {same}", net)
+
+
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "gymnasium-cpu": gymnasium_envs,
@@ -544,6 +565,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cpu-make-train": make_train,
     "cpu-peers": peers,
     "cpu-train": trained,
+    "export-cpu": exports,
     "gpu-default": trained,
     "gpu-env": env_table,
     "gpu-start-cold": started,
