@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -520,6 +521,20 @@ def kernels(file: Record) -> Iterator[Row]:
         yield Row(SPEED, f"Traced: {name}", f"{quantity(case['env_steps_per_second'])} steps/s ({share})")
 
 
+def hindsight(file: Record) -> Iterator[Row]:
+    """Return a row per size of skyline of a file that bench/hindsight.py wrote."""
+    for plain, hindsight in zip(file["rows"][::2], file["rows"][1::2], strict=True):
+        what = f"Skyline of {plain['width']} columns, DQN with hindsight, against plain replay"
+        means = (100 * statistics.mean(row["win_rates"]) for row in (hindsight, plain))
+        ours, theirs = (f"{mean:.1f} %" for mean in means)
+        seeds = len(plain["win_rates"])
+        yield Row(
+            LEARNING,
+            f"{what}; {quantity(file['steps'])} steps, {seeds} seeds",
+            f"{ours} of games won, against {theirs}",
+        )
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
@@ -536,6 +551,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "viewers-": viewers,
     "page-": page,
     "kernels-": kernels,
+    "hindsight-": hindsight,
 }
 def exports(file: Record) -> Iterator[Row]:
     for net in file["networks"]:

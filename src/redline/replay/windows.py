@@ -84,7 +84,6 @@ class NStepWindows:
         self.n_step, self.frames, self.device = ring.n_step, ring.frames, ring.device
         self.stacked: tuple[str, ...] = getattr(rules.game, "STACKED", ())  # fields of which `frames` are observed
         stored = stored_fields(rules, state)
-        # Observations never read the hidden fields: zeros stand in for them.
         self._hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name not in stored}
 
     def fold(self, row: Tensor, env_index: Tensor, steps: Tensor) -> Window:
@@ -128,11 +127,16 @@ class NStepWindows:
         available = (~starts).to(torch.int64).cumprod(1).sum(1)
         return torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), available.unsqueeze(1))
 
+    def state(self, stored: dict[str, Tensor]) -> Any:
+        """Return a State (M, …) of the fields that are stored; observations never read the hidden ones, which are 0."""
+        size = next(iter(stored.values())).shape[0]
+        hidden = {name: x.expand(size, *x.shape[1:]) for name, x in self._hidden.items()}
+        return self.rules.game.State(**stored, **hidden)
+
     def observe(self, window: Window, states: dict[str, Tensor]) -> Batch:
         """Return samples with observations. states (2 B, …): where each window starts, then where each bootstraps from."""
         size = window.action.shape[0]
-        hidden = {name: x.expand(2 * size, *x.shape[1:]) for name, x in self._hidden.items()}
-        state = self.rules.game.State(**states, **hidden)
+        state = self.state(states)
         obs = self.rules.game.observe(self.rules.config, state)
         following = self.rules.game.State(*(x[size:] for x in state))
         return Batch(
