@@ -553,6 +553,8 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "kernels-": kernels,
     "hindsight-": hindsight,
 }
+
+
 def exports(file: Record) -> Iterator[Row]:
     for net in file["networks"]:
         what = f"{net['env'].capitalize()} {net['board']}, {net['net'].upper()} of {quantity(net['weights'])} weights"
@@ -563,7 +565,8 @@ def exports(file: Record) -> Iterator[Row]:
         )
         yield Row(EXPORTING, f"{what}: int8", ", ".join(speeds), net)
         plain, small = net["bytes"]
-        same = f"{percent(net['same_actions'])} equal choices in 1,000 states, {small / 1e3:.0f} instead of {plain / 1e3:.0f} kB"
+        sizes = f"{small / 1e3:.0f} instead of {plain / 1e3:.0f} kB"
+        same = f"{percent(net['same_actions'])} equal choices in 1,000 states, {sizes}"
         if net["score"] is None:
             yield Row(EXPORTING, f"{what}, random weights: int8", same, net)
             continue
