@@ -42,6 +42,8 @@ def test_commands_are_accepted(page: str, line: str, tmp_path: Path, monkeypatch
         (tmp_path / "my_package").mkdir()
         (tmp_path / "my_package" / "twenty48.py").write_text((ROOT / "examples/twenty48/twenty48.py").read_text())
         (tmp_path / "my-run.toml").write_text("steps = 1000\n")
+    if "skyline" in line:
+        monkeypatch.chdir(ROOT / "examples" / "hindsight")
     _, name, *rest = shlex.split(line)
     parse(name, COMMANDS.load(name), rest)
 
