@@ -549,7 +549,7 @@ def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         (Settings("snake", actors=2), "actors is 2, but snake is played on the device"),
-        (Settings("gym:CartPole-v1", actors=-1), "actors is -1; expected 0 to 8"),
+        (Settings("gym:CartPole-v1", actors=-1), "actors is -1; expected 0 to 16"),
         (Settings("gym:CartPole-v1", actors=9, num_envs=8), "actors is 9; expected 0 to 8"),
         (
             Settings("gym:CartPole-v1", actors=1, deterministic=True),

@@ -249,7 +249,7 @@ def test_large_images_are_made_small_unless_told_otherwise() -> None:
     assert "env.size" in plan.reasons
     own = resolve(Settings("gym:ToyScreen-v0", device="cpu", env_options={"size": 42, "grey": False, "frame_skip": 1}))
     assert own.rules.game.spec(own.rules.config).obs_shape == (12, 42, 42)
-    assert resolve(Settings("gym:ToyFilm-v0", device="cpu")).rules.config == GymConfig()
+    assert resolve(Settings("gym:ToyFilm-v0", device="cpu")).rules.config == GymConfig(obs_scale=(1 / 128,))
     assert plan.algo_config.net == "pixels"
     weights = sum(x.numel() for x in Session(plan, pytest.fail).learner.net.parameters())
     assert weights < 2_000_000

@@ -106,3 +106,14 @@ def test_a_failure_in_random_play_names_the_environment() -> None:
     broken: gymnasium.Env[Any, Any] = Broken(spaces.Discrete(2), 0)
     with pytest.raises(UserError, match="toy failed in the first steps: ZeroDivisionError: oh"):
         random_play.play(ArrayWrapper(broken, "toy"), "toy")
+
+
+def test_a_failure_after_a_while_is_left_to_the_run() -> None:
+    class Breaks(Slow):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if self.steps == 100:
+                raise ZeroDivisionError("oh")
+            return super().step(action)
+
+    breaks = Breaks(spaces.Box(-8, 8, (1,), np.float32), np.full(1, 2, np.float32))
+    assert random_play.play(ArrayWrapper(breaks, "toy"), "toy").obs_scale == (0.5,)

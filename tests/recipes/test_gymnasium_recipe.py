@@ -44,6 +44,12 @@ def test_vectors_are_scaled_and_screens_are_not(monkeypatch: pytest.MonkeyPatch)
     assert plan("gym:ToyScreen-v0").rules.config.obs_scale == ()
 
 
+def test_with_actors_nothing_is_played_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GymGame, "random_play", lambda *_: pytest.fail("played"))
+    assert plan("gym:ToyMatch-v0", actors=2).rules.config.obs_scale == (3**0.5,)
+    assert plan("gym:ToyBoth-v0", actors=0).rules.config.obs_scale == (3**0.5,) * 3 + (1.0, 1.0)
+
+
 def test_a_continued_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"env_options": {"obs_scale": [0.5, 4.0, 1.0, 1.0]}}))
     monkeypatch.setattr(GymGame, "random_play", lambda *_: RandomPlay(1e-6, (9.0,)))

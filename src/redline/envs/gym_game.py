@@ -148,6 +148,12 @@ class GymGame:
         kind: Any = type(self)
         return _random_play(kind, self.name, config)
 
+    def announced_scale(self, config: GymConfig) -> tuple[float, ...]:
+        """Return the scale of observations that follows from the spaces, without playing."""
+        with env_activity.calling(env_activity.MAKING):
+            env: Any = self.make(config)
+        return random_play.announced_scale(env)
+
     def step_seconds(self, config: GymConfig) -> float:
         """Return the duration of a step."""
         return self.random_play(config).step_seconds

@@ -12,6 +12,7 @@ from redline.envs.array_wrapper import ArrayWrapper
 from redline.envs.gym_make import failure
 
 _STEPS = 256
+_LEAST_STEPS = 64  # an environment that fails later is for the run to report
 _SECONDS = 1.0  # after which fewer steps have to do
 _TIMED_STEPS = 16  # the fastest of these groups of steps counts: another process may disturb some of them
 LARGE = 1e6  # bounds beyond this say nothing about usual values
@@ -37,7 +38,12 @@ def play(env: ArrayWrapper, name: str) -> RandomPlay:
         squares, groups = np.zeros(len(obs)), []
         started = group_started = time.perf_counter()
         for step in range(1, _STEPS + 1):
-            obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            try:
+                obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            except Exception:
+                if step <= _LEAST_STEPS:
+                    raise
+                break
             squares += np.square(obs, dtype=np.float64).reshape(len(obs), -1).mean(1)
             if terminated or truncated:
                 env.reset()
@@ -54,6 +60,13 @@ def play(env: ArrayWrapper, name: str) -> RandomPlay:
         raise failure(name, "the first steps", error) from error
     finally:
         env.close()
+
+
+def announced_scale(env: ArrayWrapper) -> tuple[float, ...]:
+    """Return the factors that follow from the spaces alone, and close the environment."""
+    assert env.observation_space.shape is not None
+    env.close()
+    return _obs_scale(env, np.zeros(env.observation_space.shape[0]))
 
 
 def channel_bounds(space: spaces.Box) -> Array:

@@ -75,9 +75,13 @@ def settings(request: Request) -> dict[str, Setting]:
     elif request.algo == "ppo":
         rows |= _VECTOR_PPO
     if "obs_scale" not in request.env_options and not request.env_option("binary"):
-        config = request.game.Config(**request.env_options)
-        scale = request.game.random_play(config).obs_scale  # type: ignore[attr-defined]
-        rows["env.obs_scale"] = Setting(scale, "brings what random play shows to about 1, as networks expect")
+        game: Any = request.game
+        config = game.Config(**request.env_options)
+        if request.may_play:
+            scale, reason = game.random_play(config).obs_scale, "brings what random play shows to about 1"
+        else:
+            scale, reason = game.announced_scale(config), "brings what the spaces announce to about 1"
+        rows["env.obs_scale"] = Setting(scale, f"{reason}, as networks expect")
     return rows
 
 

@@ -94,6 +94,7 @@ class Request:
     algo: str
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # requested values, by option name
     algo_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    may_play: bool = True  # a CPU environment may be played in this process: it is not known to end or hang it
 
     @property
     def on_gpu(self) -> bool:

@@ -28,7 +28,7 @@ from redline.run.curriculum import Curriculum, phases_of, read_phases
 from redline.run.memory import fit_replay
 from redline.run.network_size import check_network
 from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
-from redline.run.run_folder import ENV_ACTIVITY
+from redline.run.run_folder import CONFIG, ENV_ACTIVITY
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
@@ -50,7 +50,7 @@ def resolve(settings: Settings) -> Plan:
     settings = dataclasses.replace(settings, algo=algo.name)
     requested = _requested_algo_options(settings, algo)
     run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
-    recommended = _collect_recommended(settings, game, machine, requested)
+    recommended = _collect_recommended(settings, game, machine, requested, run_dir)
     recommended |= _measured_before(settings, recommended, run_dir)
     rules, from_env = _build_rules(settings, game, recommended)
     num_envs = _requested_or(settings.num_envs, recommended["num_envs"])
@@ -152,11 +152,15 @@ def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, An
 
 
 def _collect_recommended(
-    settings: Settings, game: Game, machine: Hardware, requested: Mapping[str, Any]
+    settings: Settings, game: Game, machine: Hardware, requested: Mapping[str, Any], run_dir: Path
 ) -> dict[str, Setting]:
     """Return the settings recommended for this environment, algorithm and hardware that are not requested otherwise."""
     env_options = options.parse(game.Config, settings.env_options, "env.")
-    recommended = recipes.collect(recipes.Request(game, machine, settings.algo, env_options, settings.algo_options))
+    # With a number of actors, only they play: the environment may end its process. A continued run keeps what it measured.
+    may_play = settings.actors is None and (settings.resume == "never" or not (run_dir / CONFIG).exists())
+    recommended = recipes.collect(
+        recipes.Request(game, machine, settings.algo, env_options, settings.algo_options, may_play)
+    )
     if "gamma" in requested:
         recommended.pop("gamma_end", None)  # a requested discount holds for the whole training
     return recommended
@@ -167,7 +171,7 @@ def _measured_before(settings: Settings, recommended: Mapping[str, Setting], run
     name = "env.obs_scale"
     if name in recommended and settings.resume != "never":
         with suppress(OSError, ValueError, KeyError, TypeError):
-            before = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))["env_options"]
+            before = json.loads((run_dir / CONFIG).read_text(encoding="utf-8"))["env_options"]
             scale = tuple(map(float, before.get("obs_scale", ())))  # older runs have none
             return {name: dataclasses.replace(recommended[name], value=scale)}
     return {}
