@@ -1,7 +1,7 @@
 """int8 against fp32 as ONNX on this CPU: score, speed, equal choices. `python bench/export.py RUN[@CHECKPOINT]... --out FILE`.
 
-Each RUN is exported by `redline export --int8`, which plays 1,000 held-out games with both files. Speed is the ratio of
-medians of calls made in turn, in several rounds. A convolutional network of the size that the Snake recipe gives a large
+Each RUN is exported by `redline export --int8`, which plays 1,000 held-out games with both files. Speed is the ratio of the
+fastest calls, made in turn, in several rounds. A convolutional network of the size that the Snake recipe gives a large
 GPU is measured with random weights besides: its speed does not depend on them, and it has no score.
 """
 

@@ -42,7 +42,8 @@ INTRODUCTION = {
     "The two memmap sampling rates come from a benchmark that sampled from a nearly empty file; they must be measured again.",
     COLLECTING: "Frames per second, four frames a step in Super Mario Bros., with PPO.",
     STARTING: "From the command to the first gradient step.",
-    EXPORTING: "ONNX in int8 against fp32 on one thread of the CPU (`bench/export.py`): calls in turn, medians, nine rounds.",
+    EXPORTING: "ONNX in int8 against fp32 on one thread of the CPU (`bench/export.py`): the fastest of "
+    "calls made in turn, median and range of several rounds.",
     FAULTS: "Runs killed at random moments and continued (`bench/kills.py`); damaged files (`bench/damage.py`); "
     "CartPole with PPO and two actors while `make soak` injects faults: kills, preemptions, a full disk, damaged "
     "checkpoints, NaN weights, hung environments. A fault is recovered once training has passed the step it had reached.",

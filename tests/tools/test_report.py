@@ -142,6 +142,9 @@ def test_report_of_real_runs(runs: Path) -> None:
         assert row["win rate"] == f"{100 * result['win_rate']:.1f} %"
         assert row["checkpoint"] == "step 960 (newest)"
     assert [(row["runs"], row["evaluated"]) for row in seeds] == [("slow-0, slow-1", "2 of 2")]
+    (group,) = found["groups"]
+    assert group["runs"] == [str(runs / "slow-0"), str(runs / "slow-1")]
+    assert group["score_min"] == group["score_low"] <= group["score_mean"] <= group["score_high"] == group["score_max"]
     differing = {"game": "snake", "setting": "dqn.learning_rate", "slow-0, slow-1": "0.0001", "fast": "0.01"}
     assert settings == [differing]
     drawn = [f"snake-{name}" for name in ("score-env-steps", "score-seconds", "win-rate-env-steps", "win-rate-seconds")]

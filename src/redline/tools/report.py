@@ -89,8 +89,12 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
         "html": str(out / "report.html"),
         "pictures": [str(out / picture.name) for picture in report.pictures],
         "runs": [run.summary() for run in runs],
-        "groups": [group_summary(group, runs) for group in group_runs(runs) if len(group) > 1],
-        "table": report.tables[0][1],
+        "table": report.tables[0][1],  # of the runs, as text
+        "groups": [
+            {"runs": [str(run.path) for run in group]} | group_summary(group)
+            for group in group_runs(runs)
+            if len(group) > 1
+        ],
         "notes": notes,
         "missing": missing,
     }

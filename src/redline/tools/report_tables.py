@@ -96,27 +96,35 @@ def _best(best: Mapping[str, Any] | None) -> str:
 
 def table_of_groups(groups: Sequence[Group], runs: Sequence[RunFolder]) -> list[Row]:
     """Return a row for each group, by the evaluations of its runs."""
-    return [{name: _group_cell(value) for name, value in group_summary(group, runs).items()} for group in groups]
+    rows = []
+    for group in groups:
+        figures = {name: text(value, ".2f") for name, value in group_summary(group).items()}
+        interval = f"{figures['score_low']} to {figures['score_high']}" if figures["score_low"] != "-" else "-"
+        rows.append(
+            {
+                "runs": label(group, runs),
+                "evaluated": f"{sum(bool(run.evaluation) for run in group)} of {len(group)}",
+                "mean": figures["score_mean"],
+                "95 % interval": interval,
+                "IQM": figures["score_iqm"],
+                "worst run": figures["score_min"],
+                "best run": figures["score_max"],
+            }
+        )
+    return rows
 
 
-def _group_cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"{value[0]:.2f} to {value[1]:.2f}"
-    return text(value, ".2f" if isinstance(value, float) else "")
-
-
-def group_summary(group: Group, runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Return the figures of a group: scores only where every evaluation counts and acts in the same way."""
+def group_summary(group: Group) -> dict[str, float | None]:
+    """Return the scores of a group, None unless every evaluation counts and acts in the same way."""
     evaluations = [run.evaluation for run in group if run.evaluation]
     kinds = {(evaluation["kind"], evaluation["actions"]) for evaluation in evaluations}
-    row: dict[str, Any] = {"runs": label(group, runs), "evaluated": f"{len(evaluations)} of {len(group)}"}
-    names = ("mean", "95 % interval", "IQM", "worst run", "best run")
+    names = ("score_mean", "score_low", "score_high", "score_iqm", "score_min", "score_max")
     if len(kinds) != 1 or "at least" in next(iter(kinds)):
-        return row | dict.fromkeys(names)
+        return dict.fromkeys(names)
     scores = np.array([evaluation["score"] for evaluation in evaluations])
-    interval = tuple(bootstrap(scores)[0]) if len(scores) > 1 else None
-    figures = (float(scores.mean()), interval, float(iqm(scores)), float(scores.min()), float(scores.max()))
-    return row | dict(zip(names, figures, strict=True))
+    low, high = bootstrap(scores)[0] if len(scores) > 1 else (None, None)
+    figures = (float(scores.mean()), low, high, float(iqm(scores)), float(scores.min()), float(scores.max()))
+    return dict(zip(names, figures, strict=True))
 
 
 def tables_of_settings(groups: Sequence[Group], runs: Sequence[RunFolder]) -> list[list[Row]]:
