@@ -133,7 +133,7 @@ def test_rings_need_what_they_allocate() -> None:
 def test_every_extra_is_described() -> None:
     path = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert health.EXTRAS.keys() == extras.keys() - {"test"}
+    assert health.EXTRAS.keys() == extras.keys() - {"test", "docs"}
     found = health.find_extras()
     assert found["tensorboard"]["install"] == "pip install 'redline[tensorboard]'"
     assert all(extra["gives"] for extra in found.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import tempfile
@@ -18,6 +17,7 @@ from redline.collect.actor_memory import ring_bytes, ring_rows, split_envs
 from redline.core.records import Spec
 from redline.engine import hardware
 from redline.run.plan import Plan
+from redline.tools.nvml import open_gpu
 
 _CHUNK, _CHUNKS = 1 << 20, 16  # bytes written to measure a disk, in all at most
 _DISK_SECONDS = 0.5  # after which a slow disk has been measured well enough
@@ -144,22 +144,15 @@ _REASONS = {  # bits of NVML that mean lost speed -> meaning
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
     """Return clocks, temperature, power and the reasons why a GPU is throttled; empty where NVML does not answer."""
-    with contextlib.suppress(Exception):  # no bindings, no driver, no permission
-        pynvml: Any = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        try:
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-            bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            return {
-                "mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-                "max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
-                "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-                "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-                "throttled_by": throttle_reasons(bits),
-            }
-        finally:
-            pynvml.nvmlShutdown()
+    with contextlib.suppress(Exception), open_gpu(device) as (pynvml, handle):  # no package, no driver, no permission
+        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return {
+            "mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "throttled_by": throttle_reasons(bits),
+        }
     return {}
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from redline.tools.nvml import gpu_uuid, open_gpu
+
 _SAMPLE_SECONDS = 0.05
 _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,clocks.sm,power.draw", "--format=csv,noheader,nounits"]
 
@@ -135,24 +137,16 @@ class GpuSampler:
                 self._ask_nvidia_smi()
 
     def _ask_nvml(self) -> None:
-        import pynvml  # type: ignore[import-not-found, unused-ignore]
-
-        pynvml.nvmlInit()
-        try:
-            uuid = str(torch.cuda.get_device_properties(self.device).uuid)
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        with open_gpu(self.device) as (pynvml, handle):
             self._done.wait(2 * _SAMPLE_SECONDS)  # NVML's use is that of the recent past
             while not self._done.wait(_SAMPLE_SECONDS):
                 use = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
                 clock = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
                 power = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
                 self.samples.append((use, clock, power))
-        finally:
-            pynvml.nvmlShutdown()
 
     def _ask_nvidia_smi(self) -> None:
-        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
-        command = [*_NVIDIA_SMI, "-i", f"GPU-{uuid.removeprefix('GPU-')}", "-lms", "100"]
+        command = [*_NVIDIA_SMI, "-i", gpu_uuid(self.device), "-lms", "100"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert process.stdout is not None
