@@ -19,7 +19,7 @@ from redline.testing import Variant
 torch.set_num_threads(1)  # the tensors here are too small for more
 os.environ["OMP_NUM_THREADS"] = "1"  # nor do runs, also those in other processes, measure how many to use
 progress._DOT_SECONDS = 600.0  # what is printed must not depend on how busy the machine is
-settings.register_profile("redline", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("redline", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("redline")
 
 

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "a2c"
 GUIDE = ROOT / "docs" / "guides" / "adding-an-algorithm.md"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-
-
-def redline(*words: str, cwd: Path = FOLDER) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "redline", *words]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_it_trains_by_its_name_from_its_folder(tmp_path: Path) -> None:
     small = ("--steps", "4k", "--num-envs", "64", "--no-compile", "--device", "cpu", "--eval-episodes", "8")
     options = ("--a2c.hidden", "16", "--a2c.rollout_steps", "4", "--run-dir", str(tmp_path / "run"), "--json")
-    done = redline("train", "snake", "--algo", "a2c", *small, *options)
+    done = forked.run("train", "snake", "--algo", "a2c", *small, *options, cwd=FOLDER)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["algo"] == "a2c"
     assert result["updates"] > 10
     assert result["settings"]["algo_options"]["batch_size"] == 256
-    sampled = redline("eval", str(tmp_path / "run"), "--episodes", "4", "--sample", "--device", "cpu", "--json")
+    words = ("eval", str(tmp_path / "run"), "--episodes", "4", "--sample", "--device", "cpu", "--json")
+    sampled = forked.run(*words, cwd=FOLDER)
     assert sampled.returncode == 0, sampled.stderr
 
 
@@ -43,7 +37,8 @@ def test_it_trains_by_its_name_from_its_folder(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(option: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    done = redline("train", "snake", "--algo", "a2c", *option, "--run-dir", str(tmp_path / "run"))
+    words = ("train", "snake", "--algo", "a2c", *option, "--run-dir", str(tmp_path / "run"))
+    done = forked.run(*words, cwd=FOLDER)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -79,7 +74,7 @@ def test_a_mistake_in_the_learner_is_one_sentence(line: str, replacement: str, s
     assert line in text
     (tmp_path / "a2c.py").write_text(text.replace(line, replacement), encoding="utf-8")
     small = ("--steps", "1k", "--num-envs", "8", "--no-compile", "--device", "cpu", "--eval-episodes", "0")
-    done = redline("train", "snake", "--algo", "a2c", *small, cwd=tmp_path)
+    done = forked.run("train", "snake", "--algo", "a2c", *small, cwd=tmp_path)
     assert done.returncode == 2
     assert f"redline: {sentence}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -89,15 +84,7 @@ def test_the_code_of_the_guide_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
     assert blocks
     for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", block],
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = forked.run_code(block, cwd=ROOT)
         assert done.returncode == 0, done.stderr
 
 

@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 
 class Faulty(gymnasium.Env[Any, Any]):
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode

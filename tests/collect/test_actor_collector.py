@@ -11,7 +11,6 @@ import sys
 import textwrap
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from faulty_runs import ENV, HERE, Sessions, check_memory, command
 
 from redline import algos
 from redline.collect.actor_collector import ActorCollector
@@ -28,8 +28,7 @@ from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 
-HERE, TOYS = (str(Path(__file__).parents[1] / folder) for folder in ("collect", "envs"))
-ENV = "gym:faulty:Faulty-v0"
+TOYS = str(Path(__file__).parents[1] / "envs")
 SMALL: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": (32,), "learning_starts": 64, "batch_size": 32, "replay_capacity": 4000, "epsilon_steps": 500},
     "ppo": {"hidden": (32,), "rollout_steps": 16, "batch_size": 64, "learning_rate": 1e-2},
@@ -46,61 +45,41 @@ REMEMBERS = {"learning_starts": 10**6, "n_step": 2, "gamma": 0.5}  # and does no
 BOTH = pytest.mark.parametrize("inference", ["actors", "central"])
 
 
+TOP = (
+    "inference",
+    "drop_oldest",
+    "publish",
+    "env_options",
+    "backplay",
+    "num_envs",
+)  # settings, no options of algorithms
+pytestmark = pytest.mark.usefixtures("faulty")
+
+
 @pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(TOYS)
-    for name in ("FAULTY", "FAULTY_FLAG", "FAULTY_AT", "FAULTY_SLOW"):
-        monkeypatch.delenv(name, raising=False)
 
 
-class StartedSessions:
-    """Sessions that are closed, and what they said."""
+class Collecting:
+    """Makes sessions with actors; named arguments are settings or options of the algorithm."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.sessions: list[Session] = []
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions, self.messages = sessions, sessions.messages
 
-    def __call__(self, env: str = ENV, algo: str = "dqn", actors: int = 1, num_envs: int = 4, **more: Any) -> Session:
-        top = {k: more.pop(k) for k in ("inference", "drop_oldest", "publish", "env_options", "backplay") if k in more}
-        options = SMALL[algo] | more
-        settings = Settings(
-            env, algo, num_envs=num_envs, actors=actors, device="cpu", steps=100_000, algo_options=options, **top
-        )
-        self.sessions.append(Session(resolve(settings), self.said.append))
-        return self.sessions[-1]
+    def __call__(self, env: str = ENV, algo: str = "dqn", actors: int = 1, **more: Any) -> Session:
+        settings = {name: more.pop(name) for name in TOP if name in more}
+        return self.sessions(env, algo, actors=actors, algo_options=SMALL[algo] | more, **settings)
 
 
 @pytest.fixture
-def collecting() -> Iterator[StartedSessions]:
-    made = StartedSessions()
-    yield made
-    for session in made.sessions:
-        session.close()
-        session.close()  # twice is fine
-
-
-def check_memory(session: Session, samples: int = 600) -> None:
-    """Every sample is of one episode of one environment, and what follows is what followed."""
-    batch = session.learner.memory.sample(torch.tensor(3, dtype=torch.int32), samples)
-    for row in range(samples):
-        if not batch.weight[row]:
-            continue
-        episode, at, luck = batch.obs[row].tolist()
-        assert 0 <= at < 5
-        if batch.discount[row] > 0:
-            then = batch.next_obs[row].tolist()
-            assert then[0] == episode
-            assert then[2] == luck, "a sample spans two episodes"
-            assert batch.discount[row] == 0.5 ** (then[1] - at)
-            assert then[1] - at in (1, 2)
-        else:
-            assert at >= 3
+def collecting(sessions: Sessions) -> Collecting:
+    return Collecting(sessions)
 
 
 @BOTH
 @pytest.mark.parametrize("num_envs", [1, 5])
-def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num_envs: int) -> None:
+def test_what_is_played_arrives(collecting: Collecting, inference: str, num_envs: int) -> None:
     session = collecting(inference=inference, num_envs=num_envs, actors=1 if num_envs == 1 else 2, **REMEMBERS)
     session.iterate(100)
     check_memory(session)
@@ -111,11 +90,11 @@ def test_what_is_played_arrives(collecting: StartedSessions, inference: str, num
     measures = session.collector.metrics()
     assert measures["drops"] == 0
     assert {f"queue_{actor}" for actor in range(1, len(session.collector.shared.statuses) + 1)} <= set(measures)
-    assert not collecting.said
+    assert not collecting.messages
 
 
 @BOTH
-def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> None:
+def test_a_rollout_is_in_order(collecting: Collecting, inference: str) -> None:
     session = collecting(algo="ppo", inference=inference, num_envs=3, actors=2, rollout_steps=16, batch_size=48)
     session.collector.start(session.progress)
     collector, seen, ingest = session.collector, [], session.collector._ingest
@@ -144,9 +123,10 @@ def test_a_rollout_is_in_order(collecting: StartedSessions, inference: str) -> N
         assert then == [now[0], now[1] + 1, now[2]]  # also where the episode ended
 
 
-@BOTH
-@pytest.mark.parametrize("algo", algos.names())
-def test_every_algorithm_learns(collecting: StartedSessions, algo: str, inference: str) -> None:
+@pytest.mark.parametrize(
+    ("algo", "inference"), [(algo, ("actors", "central")[i % 2]) for i, algo in enumerate(algos.names())]
+)
+def test_every_algorithm_learns(collecting: Collecting, algo: str, inference: str) -> None:
     more = {"n_step": 1} if algo == "dqn" else {}
     session = collecting("gym:toys:ToyMatch-v0", algo, num_envs=8, inference=inference, publish=1, **more)
     best = 0.0
@@ -163,7 +143,7 @@ def test_every_algorithm_learns(collecting: StartedSessions, algo: str, inferenc
 
 
 @BOTH
-def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference: str) -> None:
+def test_new_weights_reach_whoever_plays(collecting: Collecting, inference: str) -> None:
     session = collecting(algo="ppo", inference=inference, num_envs=4, rollout_steps=16, batch_size=64)
     session.iterate(1)
     collector = session.collector
@@ -187,7 +167,7 @@ def test_new_weights_reach_whoever_plays(collecting: StartedSessions, inference:
 @pytest.mark.fault("C9")
 @BOTH
 def test_checksums_hold_where_they_are_asked_for(
-    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, inference: str
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch, inference: str
 ) -> None:
     """Of every row here, and of weights in the actor."""
     monkeypatch.setenv("REDLINE_CHECK", "1")
@@ -196,7 +176,7 @@ def test_checksums_hold_where_they_are_asked_for(
     collector = session.collector
     assert isinstance(collector, ActorCollector)
     assert all(ring.spec.check for ring in collector.shared.rings)
-    assert not collecting.said
+    assert not collecting.messages
     if inference == "actors":
         with monkeypatch.context() as patch:
             patch.setattr(zlib, "crc32", lambda *_: 12345)
@@ -205,7 +185,7 @@ def test_checksums_hold_where_they_are_asked_for(
             session.iterate(50)
 
 
-def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> None:
+def test_a_continued_run_goes_on_with_its_share(collecting: Collecting) -> None:
     session = collecting(algo="pqn", inference="actors")
     session.plan = dataclasses.replace(session.plan, settings=dataclasses.replace(session.plan.settings, steps=None))
     session.progress = 0.75
@@ -214,7 +194,7 @@ def test_a_continued_run_goes_on_with_its_share(collecting: StartedSessions) -> 
     assert session.collector.shared.control.progress == 0.75
 
 
-def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_are_told_to_practise(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.envs.gym_game.GymGame.CAN_RESTORE", True)
     session = collecting(algo="ppo", backplay=0.999)
     session.iterate(3)
@@ -224,7 +204,7 @@ def test_actors_are_told_to_practise(collecting: StartedSessions, monkeypatch: p
 
 
 @pytest.mark.fault("C9")
-def test_versions_only_grow_and_lag_is_bounded(collecting: StartedSessions) -> None:
+def test_versions_only_grow_and_lag_is_bounded(collecting: Collecting) -> None:
     session = collecting(algo="ppo", inference="actors", num_envs=4, rollout_steps=16, batch_size=64)
     seen: list[int] = []
     collector = session.collector
@@ -256,7 +236,7 @@ FAILURES = {
 @pytest.mark.fault("C1", "C2", "C3")
 @pytest.mark.parametrize(("how", "inference"), [(how, ("actors", "central")[i % 2]) for i, how in enumerate(FAILURES)])
 def test_a_failing_actor_is_named_and_replaced(
-    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, inference: str
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, inference: str
 ) -> None:
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
@@ -265,7 +245,7 @@ def test_a_failing_actor_is_named_and_replaced(
     session.iterate(150)
     check_memory(session, 1000)
     what, said = FAILURES[how]
-    reports = [text for text in collecting.said if not text.startswith("Waiting for")]  # a busy machine starts slowly
+    reports = collecting.sessions.reports
     assert len(reports) == 1
     text = reports[0]
     assert what in text
@@ -281,7 +261,7 @@ def test_a_failing_actor_is_named_and_replaced(
 
 
 @pytest.mark.fault("C2")
-def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> None:
+def test_a_failure_is_seen_within_two_seconds(collecting: Collecting) -> None:
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(10)
     collector = session.collector
@@ -290,14 +270,14 @@ def test_a_failure_is_seen_within_two_seconds(collecting: StartedSessions) -> No
     os.kill(victim, signal.SIGKILL)
     busy = os.getloadavg()[0] > (os.cpu_count() or 1)
     began = time.monotonic()
-    while not collecting.said:
+    while not collecting.messages:
         assert time.monotonic() - began < (20 if busy else 2)  # other tests may hold the cores
         time.sleep(0.01)
-    assert "SIGKILL" in collecting.said[0]
+    assert "SIGKILL" in collecting.messages[0]
 
 
 @pytest.mark.fault("C4")
-def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_that_always_fail_end_the_run(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY", "exit")
     session = collecting(inference="actors", env_options={"restarts": 1}, **REMEMBERS)
     with pytest.raises(ActorsLost, match=r"failed 2 times, 1 are allowed \(--env.restarts\)"):
@@ -305,7 +285,7 @@ def test_actors_that_always_fail_end_the_run(collecting: StartedSessions, monkey
 
 
 @pytest.mark.fault("C4")
-def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storm_of_failures_ends_the_run(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.collect.restart_budget.STORM", 2)
     monkeypatch.setenv("FAULTY", "exit")
     session = collecting(inference="actors", env_options={"restarts": 100}, **REMEMBERS)
@@ -315,7 +295,7 @@ def test_a_storm_of_failures_ends_the_run(collecting: StartedSessions, monkeypat
 
 @pytest.mark.fault("C14")
 def test_an_environment_that_differs_in_actors_is_refused(
-    collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULTY", "differ")
     monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
@@ -324,7 +304,7 @@ def test_an_environment_that_differs_in_actors_is_refused(
         session.iterate(1)
 
 
-def test_where_actors_cannot_start_all_is_played_in_this_process(collecting: StartedSessions) -> None:
+def test_where_actors_cannot_start_all_is_played_in_this_process(collecting: Collecting) -> None:
     import faulty
     import gymnasium
 
@@ -333,15 +313,15 @@ def test_where_actors_cannot_start_all_is_played_in_this_process(collecting: Sta
         session = collecting("gym:OnlyHere-v0", inference="actors", **REMEMBERS)
         session.iterate(50)
         check_memory(session)
-        assert len(collecting.said) == 1
-        assert "Playing in this process: actors cannot start" in collecting.said[0]
-        assert "OnlyHere" in collecting.said[0]
+        assert len(collecting.messages) == 1
+        assert "Playing in this process: actors cannot start" in collecting.messages[0]
+        assert "OnlyHere" in collecting.messages[0]
     finally:
         del gymnasium.registry["OnlyHere-v0"]
 
 
 @pytest.mark.fault("C7")
-def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
+def test_a_slow_learner_makes_actors_wait(collecting: Collecting) -> None:
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(5)
     collector = session.collector
@@ -359,7 +339,7 @@ def test_a_slow_learner_makes_actors_wait(collecting: StartedSessions) -> None:
 
 
 @pytest.mark.fault("C7")
-def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
+def test_or_they_overwrite_the_oldest(collecting: Collecting) -> None:
     session = collecting(inference="actors", drop_oldest=True, **REMEMBERS)
     session.iterate(1)
     ring, capacity = session.collector.shared.rings[0], session.collector.capacity
@@ -375,7 +355,7 @@ def test_or_they_overwrite_the_oldest(collecting: StartedSessions) -> None:
 
 
 @pytest.mark.fault("C8")
-def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starved_learner_waits(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLOW", "0.005")
     monkeypatch.setattr("redline.collect.row_staging._LONG_WAIT_NS", 1e6)  # a millisecond, instead of ten seconds
     session = collecting(inference="actors", **REMEMBERS)
@@ -383,11 +363,11 @@ def test_a_starved_learner_waits(collecting: StartedSessions, monkeypatch: pytes
     session.collector.metrics()
     session.iterate(20)
     assert session.collector.metrics()["learner_wait"] > 0.8
-    assert "Waiting for the environments: no actor has delivered a step for ten seconds." in collecting.said
+    assert "Waiting for the environments: no actor has delivered a step for ten seconds." in collecting.messages
 
 
 @pytest.mark.fault("C2")
-def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
+def test_breaks_are_cut_wherever_they_lie(collecting: Collecting) -> None:
     """After a reader that was overtaken: a gap, and among the rows that follow the first of a new process."""
     session = collecting(drop_oldest=True, inference="actors", num_envs=2, **REMEMBERS)
     collector = session.collector
@@ -419,7 +399,7 @@ def test_breaks_are_cut_wherever_they_lie(collecting: StartedSessions) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity on this system")
-def test_cores_are_given_back(collecting: StartedSessions) -> None:
+def test_cores_are_given_back(collecting: Collecting) -> None:
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     session = collecting(inference="actors", **REMEMBERS)
     session.iterate(2)
@@ -490,35 +470,11 @@ def test_a_script_ends_in_silence(end: str) -> None:
         time.sleep(0.05)
 
 
-def command(folder: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
-    words = ["train", ENV, "--algo", "ppo", "--actors", "1", "--num-envs", "4", "--run-dir", str(folder)]
-    words += [
-        "--eval-episodes",
-        "0",
-        "--ppo.hidden",
-        "8",
-        "--ppo.rollout_steps",
-        "16",
-        "--batch-size",
-        "64",
-        *more,
-    ]
-    path = os.pathsep.join([HERE, *(p for p in sys.path if p)])
-    return subprocess.Popen(
-        [sys.executable, "-m", "redline", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.fault("C4", "C5")
 def test_a_run_whose_actors_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Path) -> None:
-    options = ("--env.restarts", "0", "--steps", "1M", "--json")
+    options = ("--actors", "1", "--env.restarts", "0", "--steps", "1M", "--json")
     process = command(tmp_path, *options, FAULTY="kill", FAULTY_AT="200")
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 70, err
     assert "was ended by SIGKILL" in err
     assert "Traceback" not in err
@@ -530,7 +486,7 @@ def test_a_run_whose_actors_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Pa
 
 @pytest.mark.fault("B3")
 def test_an_interrupt_of_all_processes_is_the_trainers(tmp_path: Path) -> None:
-    process = command(tmp_path, "--minutes", "5")
+    process = command(tmp_path, "--actors", "1", "--minutes", "5")
     metrics = tmp_path / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2):

@@ -6,81 +6,34 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import faulty_runs
 import numpy as np
 import pytest
 import torch
+from faulty_runs import ENV, Sessions, command
 
 from redline.collect.actor_collector import ActorCollector
 from redline.collect.sync_collector import SyncCollector
 from redline.core.errors import EnvsLost, UserError
-from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.run.train import train
 
-HERE = str(Path(__file__).parent)
-ENV = "gym:faulty:Faulty-v0"
 DQN = {"hidden": (8,), "learning_starts": 10**6, "batch_size": 32, "replay_capacity": 4000, "n_step": 2, "gamma": 0.5}
 WHERE = pytest.mark.parametrize("actors", [0, 1], ids=["here", "actors"])
+pytestmark = pytest.mark.usefixtures("faulty")
 
 
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
-    for name in [name for name in os.environ if name.startswith("FAULTY")]:
-        monkeypatch.delenv(name)
-
-
-class Sessions:
-    """Makes sessions, closes them, and keeps their messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.made: list[Session] = []
-
-    def __call__(self, actors: int, algo: str = "dqn", options: dict[str, Any] | None = None, **more: Any) -> Session:
-        settings = Settings(
-            ENV, algo, num_envs=4, actors=actors, device="cpu", steps=100_000, algo_options=options or DQN, **more
-        )
-        self.made.append(Session(resolve(settings), self.messages.append))
-        return self.made[-1]
-
-    @property
-    def reports(self) -> list[str]:
-        return [text for text in self.messages if not text.startswith("Waiting for")]  # a busy machine starts slowly
-
-
-@pytest.fixture
-def sessions() -> Iterator[Sessions]:
-    made = Sessions()
-    yield made
-    for session in made.made:
-        session.close()
+def dqn_session(sessions: Sessions, actors: int, **more: Any) -> Session:
+    return sessions(actors=actors, algo_options=DQN, **more)
 
 
 def check_memory(session: Session) -> None:
-    """Every sample that counts is finite, of one episode, and followed by the state that followed it."""
-    batch = session.learner.memory.sample(torch.tensor(3, dtype=torch.int32), 1500)
-    assert torch.isfinite(batch.obs).all()
-    assert torch.isfinite(batch.reward).all()
-    assert batch.weight.mean() > 0.9
-    for row in np.flatnonzero(batch.weight.numpy()).tolist():
-        episode, at, luck = batch.obs[row].tolist()
-        if batch.discount[row] > 0:
-            then = batch.next_obs[row].tolist()
-            assert then[0] == episode
-            assert then[2] == luck, "a sample spans two episodes"
-            assert then[1] - at in (1, 2)
-            assert batch.discount[row] == 0.5 ** (then[1] - at)
-        else:
-            assert at >= 3, "only the fifth step terminates"
+    assert faulty_runs.check_memory(session) > 0.9
 
 
 # Exceptions: named, replaced, and nothing torn is learned from.
@@ -94,7 +47,7 @@ def test_one_that_raises_is_named_and_made_anew(
 ) -> None:
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
-    session = sessions(actors)
+    session = dqn_session(sessions, actors)
     session.iterate(150)
     check_memory(session)
     (report,) = sessions.reports
@@ -116,7 +69,8 @@ def test_a_rollout_learns_nothing_from_a_step_that_failed(
 ) -> None:
     monkeypatch.setenv("FAULTY", "raise")
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
-    session = sessions(0, algo, {"hidden": (8,), "rollout_steps": 32, "batch_size": 128, "gamma": 0.5})
+    options = {"hidden": (8,), "rollout_steps": 32, "batch_size": 128, "gamma": 0.5}
+    session = sessions(algo=algo, actors=0, algo_options=options)
     session._play()
     learner: Any = session.learner
     rollout = learner.rollout
@@ -139,7 +93,7 @@ def test_a_constructor_that_fails_is_tried_again(
     """While the run goes on: an environment raises, and its first replacement cannot be made."""
     monkeypatch.setenv("FAULTY", "raise")
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
-    session = sessions(0)
+    session = dqn_session(sessions, 0)
     monkeypatch.setenv("FAULTY_INITS", str(tmp_path / "inits"))
     monkeypatch.setenv("FAULTY_INIT_FAILS", "1 2")
     session.iterate(60)
@@ -153,7 +107,7 @@ def test_a_constructor_that_fails_is_tried_again(
 @WHERE
 def test_one_that_always_raises_ends_the_run(sessions: Sessions, monkeypatch: pytest.MonkeyPatch, actors: int) -> None:
     monkeypatch.setenv("FAULTY", "raise")
-    session = sessions(actors, env_options={"restarts": 2})
+    session = dqn_session(sessions, actors, env_options={"restarts": 2})
     with pytest.raises(EnvsLost, match=r"failed 3 times, 2 are allowed \(--env.restarts\)") as lost:
         session.iterate(10_000)
     assert lost.value.exit_code == 70
@@ -162,7 +116,7 @@ def test_one_that_always_raises_ends_the_run(sessions: Sessions, monkeypatch: py
 @pytest.mark.fault("C4")
 def test_a_storm_of_failures_ends_the_run(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY", "raise")
-    session = sessions(0, env_options={"restarts": 1000})
+    session = dqn_session(sessions, 0, env_options={"restarts": 1000})
     with pytest.raises(EnvsLost, match="this environment failed 5 times within 60 seconds"):
         session.iterate(10_000)
 
@@ -174,7 +128,7 @@ def test_a_storm_of_failures_ends_the_run(sessions: Sessions, monkeypatch: pytes
 def test_one_that_actors_cannot_make_is_played_here(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY", "init")
     monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
-    session = sessions(1)
+    session = dqn_session(sessions, 1)
     session.iterate(50)
     check_memory(session)
     assert isinstance(session.collector, SyncCollector)
@@ -196,7 +150,7 @@ def test_one_that_ends_or_hangs_actors_from_the_start_is_refused(
         monkeypatch.setenv("FAULTY_SLOW", "0")
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_PARENT", str(os.getpid()))
-    session = sessions(1, env_options={"timeout": 1.0})
+    session = dqn_session(sessions, 1, env_options={"timeout": 1.0})
     with pytest.raises(UserError, match=f"Actor 1 of 1 .*{says} while it made its environments") as refused:
         session.iterate(1)
     assert not isinstance(refused.value, EnvsLost)
@@ -223,7 +177,7 @@ def test_values_that_no_learner_can_use_stop_the_run(
 ) -> None:
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
-    session = sessions(actors)
+    session = dqn_session(sessions, actors)
     with pytest.raises(EnvsLost, match=INVALID[how]) as lost:
         session.iterate(500)
     text = str(lost.value)
@@ -244,7 +198,7 @@ def test_or_they_are_masked(
 ) -> None:
     monkeypatch.setenv("FAULTY", how)
     monkeypatch.setenv("FAULTY_FLAG", str(tmp_path / "flag"))
-    session = sessions(actors, env_options={"nonfinite": "mask", "bound": 1000.0})
+    session = dqn_session(sessions, actors, env_options={"nonfinite": "mask", "bound": 1000.0})
     session.iterate(60)
     if isinstance(session.collector, ActorCollector):
         deadline = time.monotonic() + 20
@@ -267,25 +221,11 @@ def test_or_they_are_masked(
 # Whole runs, by the command line.
 
 
-def command(folder: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
-    words = ["train", ENV, "--algo", "ppo", "--num-envs", "4", "--run-dir", str(folder), "--eval-episodes", "0"]
-    words += ["--ppo.hidden", "8", "--ppo.rollout_steps", "16", "--batch-size", "64", "--device", "cpu", *more]
-    path = os.pathsep.join([HERE, *(p for p in sys.path if p)])
-    return subprocess.Popen(
-        [sys.executable, "-m", "redline", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.fault("C1", "C4")
 @pytest.mark.parametrize(("how", "says"), [("raise", "on fire"), ("nan", "returned nan")])
 def test_a_run_whose_environments_are_lost_stops_with_a_checkpoint_and_70(tmp_path: Path, how: str, says: str) -> None:
     options = ("--actors", "0", "--env.restarts", "0", "--steps", "1M", "--json")
-    out, err = (process := command(tmp_path, *options, FAULTY=how, FAULTY_AT="200")).communicate(timeout=100)
+    out, err = (process := command(tmp_path, *options, FAULTY=how, FAULTY_AT="200")).communicate(timeout=240)
     assert process.returncode == 70, err
     assert says in err
     assert "last actions: " in err
@@ -317,10 +257,10 @@ def test_one_that_fails_in_the_last_evaluation_costs_the_score_only(
 def test_one_that_ended_the_run_is_played_by_actors_from_then_on(tmp_path: Path, how: str, code: int) -> None:
     fault = {"FAULTY": how, "FAULTY_AT": "200"}
     first = command(tmp_path, "--steps", "20k", **fault)
-    first.communicate(timeout=100)
+    first.communicate(timeout=240)
     assert first.returncode == code
     second = command(tmp_path, "--steps", "2000", FAULTY_FLAG=str(tmp_path / "flag"), **fault)
-    _, err = second.communicate(timeout=100)
+    _, err = second.communicate(timeout=240)
     assert second.returncode == 0, err
     assert re.search(
         r"Playing in \d actors?: the process that trained this run before ended or hung while environment", err
@@ -329,7 +269,7 @@ def test_one_that_ended_the_run_is_played_by_actors_from_then_on(tmp_path: Path,
     if how == "kill":
         return
     third = command(tmp_path, "--steps", "3000", "--actors", "0", "--json")
-    out, err = third.communicate(timeout=100)
+    out, err = third.communicate(timeout=240)
     assert third.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["settings"]["actors"] == 0
     assert not (tmp_path / ".env-activity").exists(), "an orderly end clears it"
@@ -340,7 +280,7 @@ def test_one_that_ended_the_run_is_played_by_actors_from_then_on(tmp_path: Path,
 def test_one_that_hangs_ends_the_run_with_a_diagnosis(tmp_path: Path, how: str) -> None:
     options = ("--actors", "0", "--env.timeout", "1.5", "--steps", "1M", "--checkpoint-minutes", "0.001")
     process = command(tmp_path, *options, FAULTY=how, FAULTY_AT="2000")
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 70, err
     assert f"{ENV} hung for more than 1.5 seconds (--env.timeout 1.5): environment 0 (seed " in err
     assert "last actions: " in err
@@ -352,7 +292,7 @@ def test_one_that_hangs_ends_the_run_with_a_diagnosis(tmp_path: Path, how: str) 
         assert "Nothing was saved yet" in err
         return
     again = command(tmp_path, "--env.timeout", "60", "--steps", "12k")
-    _, err = again.communicate(timeout=100)
+    _, err = again.communicate(timeout=240)
     assert again.returncode == 0, err
     assert "ended or hung while environment 0 was stepped" in err
 

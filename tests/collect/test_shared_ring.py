@@ -184,7 +184,7 @@ steps = st.one_of(
 @pytest.mark.fault("C15")
 @pytest.mark.parametrize("meddles", [False, True])
 @pytest.mark.parametrize("drop_oldest", [False, True])
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.data(), st.integers(1, 5), st.booleans(), st.sampled_from(["", "obs"]), st.lists(steps, max_size=40))
 def test_any_order_of_steps(
     drop_oldest: bool,

@@ -50,7 +50,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, int, int | None, list[list[int
 
 
 @pytest.mark.fault("F8")
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(histories())
 def test_every_window_equals_a_list_replay(history: tuple[int, int, int, int | None, list[list[int]]]) -> None:
     num_envs, rows, n_step, finals, endings = history

@@ -130,7 +130,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 @pytest.mark.fault("F8")
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(histories())
 def test_every_stack_equals_a_list_replay(history: History) -> None:
     ring, naive = make(history.num_envs, history.rows, history.n_step, history.frames, history.finals)

@@ -54,6 +54,12 @@ def train(folder: Path, algo: str = "ppo", fault: str = "", **others: Any) -> re
         faults.arm("")
 
 
+@pytest.fixture(scope="module")
+def straight_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, redline.Run]:
+    """Return, by algorithm, a run that never ran out of memory."""
+    return {algo: train(tmp_path_factory.mktemp("straight") / algo, algo) for algo in ALGOS}
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
@@ -70,9 +76,9 @@ def assert_same_run(folder: Path, other: Path, tolerance: float) -> None:
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("nth", [1, 7])
 def test_a_gradient_that_does_not_fit_is_computed_in_parts(
-    algo: str, nth: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    algo: str, nth: int, straight_runs: dict[str, redline.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    straight = train(tmp_path / "straight", algo)
+    straight = straight_runs[algo]
     capfd.readouterr()
     broken = train(tmp_path / "broken", algo, f"oom@gradient:{nth},oom@gradient:{nth + 1}")
     said = capfd.readouterr().err
@@ -87,8 +93,10 @@ def test_a_gradient_that_does_not_fit_is_computed_in_parts(
 
 
 @pytest.mark.fault("E1")
-def test_running_out_while_building_is_tried_once_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    straight, broken = train(tmp_path / "straight"), train(tmp_path / "broken", fault="oom@session:1")
+def test_running_out_while_building_is_tried_once_again(
+    straight_runs: dict[str, redline.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    straight, broken = straight_runs["ppo"], train(tmp_path / "broken", fault="oom@session:1")
     assert "the run goes on from the start" in " ".join(capfd.readouterr().err.split())
     assert_same_run(broken.path, straight.path, 0)
 
@@ -96,9 +104,9 @@ def test_running_out_while_building_is_tried_once_again(tmp_path: Path, capfd: p
 @pytest.mark.fault("E2")
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_running_out_between_gradients_goes_on_from_the_last_checkpoint(
-    resume: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    resume: str, straight_runs: dict[str, redline.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    straight = train(tmp_path / "straight")
+    straight = straight_runs["ppo"]
     capfd.readouterr()
     broken = train(tmp_path / "broken", fault="oom@iteration:4", resume=resume)
     assert "the run goes on from ckpt-" in " ".join(capfd.readouterr().err.split())

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+import forked
 import redline
 from redline import cli
 from redline.algos import dqn
@@ -421,24 +421,15 @@ def test_killed_and_continued_equals_the_straight_run(
 
 @pytest.mark.fault("B1")
 def test_a_stopped_process_leaves_a_checkpoint(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "redline", *words(tiny(tmp_path / "run", steps=10**12)), "--json"],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        log = tmp_path / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (log.exists() and log.read_text().count("\n") >= 3):
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    process = forked.start(*words(tiny(tmp_path / "run", steps=10**12)), "--json")
+    log = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate(1)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "Traceback" not in err
     (line,) = out.splitlines()
