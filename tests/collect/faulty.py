@@ -3,8 +3,8 @@
 The variable FAULTY says how: raise, sysexit, exit, kill, segfault, hang, helper, nan, infinite, nan_reward, huge_reward,
 shape, dtype or spaces in step FAULTY_AT, reset or hang_reset in the reset after that; differ, init, init_kill or init_hang when
 it is made by a child of the process FAULTY_PARENT. FAULTY_FLAG names a file: only the first environment to make it goes
-wrong; where it is not given, all do. FAULTY_INITS names a file that counts constructors, of which those listed in
-FAULTY_INIT_FAILS raise.
+wrong; where it is not given, all do. Random play before training goes well. FAULTY_INITS names a file that counts
+constructors, of which those listed in FAULTY_INIT_FAILS raise.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from redline.envs import env_activity
 
 
 class Faulty(gymnasium.Env[Any, Any]):
@@ -41,7 +43,7 @@ class Faulty(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        if self.steps and os.environ.get("FAULTY") in ("reset", "hang_reset"):
+        if self.steps and not in_random_play() and os.environ.get("FAULTY") in ("reset", "hang_reset"):
             self._fail("raise" if os.environ["FAULTY"] == "reset" else "hang")
         backplay = bool(options and options.get("backplay"))  # it begins in the middle then
         self.episode, self.time, self.luck = self.episode + 1, 3 * backplay, float(self.np_random.random())
@@ -51,7 +53,8 @@ class Faulty(gymnasium.Env[Any, Any]):
         self.time, self.steps = self.time + 1, self.steps + 1
         how = os.environ.get("FAULTY", "")
         if (
-            how not in ("", "reset", "hang_reset", "differ")
+            not in_random_play()
+            and how not in ("", "reset", "hang_reset", "differ")
             and not how.startswith("init")
             and self.steps == int(os.environ.get("FAULTY_AT", "23"))
         ):
@@ -112,6 +115,12 @@ class Faulty(gymnasium.Env[Any, Any]):
         if self.wrong == "shape":
             return seen[:2]
         return seen.astype(str) if self.wrong == "dtype" else seen
+
+
+def in_random_play() -> bool:
+    """Return whether steps are those by which a recipe gets to know the environment."""
+    position = env_activity.position()
+    return position is not None and position[1] == env_activity.MAKING
 
 
 if "Faulty-v0" not in gymnasium.registry:
