@@ -58,14 +58,12 @@ class GymEnvs:
         self.episode_over = np.zeros(count, bool)  # a whole game ended
         self.lost = np.zeros(count, bool)  # the game terminated, was not truncated
         self.won = np.zeros(count, bool)  # the game was won, where the environment reports it
-        self.activity: Any = (
-            env_activity.numbers()
-        )  # index being called and count of calls, for who watches from outside
+        self.activity: Any = env_activity.numbers()  # index being called and count of calls, read by watchdogs
         self.first = 0  # index of the first among the environments of all processes
         self.seeds: list[int] = []  # of the last reset that had one
         # Called with an environment's number and the failure where it raised: replaces it, or raises.
         self.on_failure: Callable[[int, UserError], None] | None = None
-        self.discarded: list[int] = []  # environments replaced in the last step; cleared by whoever reads it
+        self.discarded: list[int] = []  # environments replaced in the last step; cleared by the reader
         self.masked = 0  # rewards and observations that were not finite or too large, with `nonfinite` mask
         self.notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
         self._bound, self._bound_squared = config.bound, config.bound**2

@@ -1,4 +1,4 @@
-"""Weights of a run in training for whoever watches it: published while somebody does, a few times a minute.
+"""Weights of a run in training for its viewers: published a few times a minute while there are any.
 
 A viewer touches a mark in the run folder (`watch_mark.py`); training then writes `live.safetensors` beside it at log points,
 at most every few seconds. Nothing waits for a viewer, and without one nothing is written.

@@ -1,8 +1,8 @@
 """Signals during training: SIGTERM, SIGINT and SIGHUP stop it with a checkpoint, SIGUSR1 writes one and training goes on.
 
-A signal sets a flag, which the loop reads after each iteration. Where it does not come back within the time of grace (an
-environment hangs, a compiler takes minutes), the process ends all the same and names the last good checkpoint. A thread
-keeps that time: Python runs signal handlers in the main thread only, and not while that one is inside a native function.
+A signal sets a flag, which the training loop reads after each iteration. If an iteration does not end within the grace
+period (an environment hangs, a compiler takes minutes), the process exits and names the last good checkpoint. A thread
+measures the grace period: Python runs signal handlers in the main thread only, and not while it is in a native function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "SIGHUP": 75}  # signals that stop t
 DEFAULT_GRACE = 20.0  # seconds; Kubernetes, Slurm and spot machines kill after 30 or more
 _SAVE = "SIGUSR1"
 _SAME = 0.5  # seconds in which a second signal is the first one, sent to the process and to its group
-_LAST_WORDS = 2.0  # seconds for the last message: whoever should read it may be gone
+_LAST_WORDS = 2.0  # seconds for the last message: writing it blocks if nobody reads the pipe
 
 
 class Stopped(KeyboardInterrupt):
@@ -43,9 +43,9 @@ class Unsaved(Enum):
 class StopSignals:
     """While entered, records signals, so that the loop can stop with a checkpoint.
 
-    The first SIGINT ends training at once while there is nothing to save but experience, any signal while there is nothing
-    at all. Later ones: a second SIGINT ends it at once, unless the checkpoint is being written; a third signal does in any
-    case. The handler of the host program is called, too, and comes back on exit.
+    The first signal ends training at once if nothing is unsaved, and SIGINT also if only experience is. A second SIGINT
+    ends it at once, unless the checkpoint is being written; a third signal always does. A handler that the host program
+    had installed is called as well, and reinstalled on exit.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class StopSignals:
         close: Callable[[], None] = lambda: None,
         ends_process: bool = False,
     ) -> None:
-        """notify: receives the sentence that acknowledges a signal. close: the display, before the process is ended.
+        """notify: receives the sentence that acknowledges a signal. close: closes the display before the process exits.
 
-        ends_process: end the process after the time of grace, whatever signal it was. Without it, only signals do whose
-        default is to kill: a notebook must not lose its kernel by an interrupt.
+        ends_process: exit after the grace period, whatever the signal. Without it, only signals whose default is to kill
+        do so: an interrupt must not end the kernel of a notebook.
         """
         self.caught = ""  # name of the first signal that asks to stop
-        self.save_requested = False  # by SIGUSR1; whoever saves resets it
+        self.save_requested = False  # by SIGUSR1; reset when the checkpoint is saved
         self.unsaved = Unsaved.NOTHING
         self.circumstances = "before the first update: nothing was trained, nothing is lost"  # with nothing unsaved
         self.describe_saved: Callable[[], str] = lambda: ""  # a sentence about the last good checkpoint
@@ -70,7 +70,7 @@ class StopSignals:
         self._close, self._ends_process = close, ends_process
         self._saving = False
         self._received: list[tuple[str, float]] = []  # signals to stop, with their times
-        self._back = threading.Event()  # the loop has come back
+        self._back = threading.Event()  # the iteration has ended
         self._handlers: dict[int, Any] = {}  # of the host program
         self._wakeup: tuple[int, int] | None = None  # ends of the pipe to which the interpreter writes signal numbers
 
@@ -78,11 +78,11 @@ class StopSignals:
 
     @property
     def pending(self) -> bool:
-        """Whether the loop is asked to come back, to stop or to save."""
+        """Whether the loop shall end its iteration early, to stop or to save."""
         return bool(self.caught) or self.save_requested
 
     def loop_is_back(self) -> None:
-        """The loop has come back and writes the last checkpoint, however long that takes."""
+        """Note that the iteration has ended: the grace period is over, and the last checkpoint may take its time."""
         self._saving = True
         self._back.set()
 
@@ -92,7 +92,7 @@ class StopSignals:
             raise self._ended_by(self.caught)
 
     def saved(self, circumstances: str) -> None:
-        """Nothing is unsaved any more: from now on every signal ends the command at once, in these circumstances."""
+        """Note that everything is saved: from now on every signal ends the command at once, with these words."""
         self._saving = False
         self._back.clear()
         self.unsaved, self.circumstances = Unsaved.NOTHING, circumstances
@@ -126,7 +126,7 @@ class StopSignals:
         return bool(self._handlers)
 
     def _restore(self) -> None:
-        """Give the signals back to the host program. Its handler is None where it is not of Python."""
+        """Reinstall the handlers of the host program. One that was not installed from Python is None here."""
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._handlers = {}
@@ -176,14 +176,14 @@ class StopSignals:
     def _stopped(self, message: str) -> Stopped:
         return Stopped(message, EXIT_CODES[self.caught])
 
-    # ----------------------------------------------------------------------------------------------- the time of grace
+    # -------------------------------------------------------------------------------------------------- the grace period
 
     def _listen(self) -> None:
-        """Start the thread that hears of signals even while the main thread is inside a native function."""
+        """Start the thread that receives signals even while the main thread is in a native function."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        if before != -1:  # an event loop of the host program needs it; handlers start the time of grace instead
+        if before != -1:  # an event loop of the host program needs it; handlers start the grace period instead
             signal.set_wakeup_fd(before)
             os.close(reading)
             os.close(writing)
@@ -205,7 +205,7 @@ class StopSignals:
                     self._wait_for_loop(stops[number[0]])
 
     def _wait_for_loop(self, name: str) -> None:
-        """End the process unless the loop comes back within the time of grace."""
+        """End the process unless the iteration ends within the grace period."""
         host = self._handlers.get(signal.Signals[name])
         if self._back.wait(self.grace) or not (self._ends_process or host in (signal.SIG_DFL, None)):
             return
@@ -238,7 +238,7 @@ _active: StopSignals | None = None
 
 
 def _forget_in_child() -> None:
-    """In a forked process, leave signals to what they were: its end must not look like the end of training."""
+    """In a forked process, restore the signal handlers: stopping it must not stop training."""
     if _active is not None:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)

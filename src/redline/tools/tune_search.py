@@ -102,7 +102,7 @@ class Search:
     """Looks for the fastest candidate without compilation, until a deadline."""
 
     def __init__(self, base: Settings, deadline: float, show: Callable[[Row], None]) -> None:
-        """`base` are the user's settings, not compiled; `show` is told every row. Measures the defaults."""
+        """`base` are the user's settings, not compiled; `show` receives every row. Measures the defaults."""
         self.base, self.deadline, self.show = base, deadline, show
         self.best = Candidate("defaults")
         self.trial = Trial(self.best.settings(base))
