@@ -150,6 +150,16 @@ def gymnasium_envs(file: Record) -> Iterator[Row]:
             yield Row(GYMNASIUM, what, result)
 
 
+def starts(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/start.py wrote."""
+    load = max(file["load_average"])
+    busy = f", load average {load:.0f}" if load > 1.5 else ""
+    for row in file["rows"]:
+        tree = "" if row["tree"] == "this" else ", the tree compared with"
+        what = f"{row['algo'].upper()}, {file['env'].capitalize()} 10x10, {row['caches']} caches{tree}{busy}"
+        yield Row(STARTING, what, f"{row['seconds']:.1f} s ({row['processor_seconds']:.1f} s of processor time)")
+
+
 def cartpole(file: Record) -> Iterator[Row]:
     for algo in dict.fromkeys(run["algo"] for run in file["runs"]):
         runs = [run for run in file["runs"] if run["algo"] == algo]
@@ -549,6 +559,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "kills-": kills,
     "scaling-": scaling,
     "soak-": soak,
+    "start-": starts,
     "viewers-": viewers,
     "page-": page,
     "kernels-": kernels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +88,25 @@ def test_a_pipe_hears_of_a_long_activity(stream: Stream, monkeypatch: pytest.Mon
     progress.count(12, 256, "games")
     wait_for(stream, "so far, 12 of 256 games.")
     progress.close()
+
+
+def test_a_pipe_hears_which_function_is_compiled(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PLAIN_SECONDS", 0.0)
+    with Progress("title", "foods", file=stream) as progress:
+        progress.start_activity("Compiling")
+        progress.explain("loss, function 2 of 5")
+        wait_for(stream, "so far, loss, function 2 of 5.")
+
+
+def test_the_seconds_of_activities_are_kept(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Progress("title", file=stream, quiet=True) as progress:
+        assert progress.activity_seconds() == {}
+        for name, seconds in (("Loading", 2.0), ("Compiling", 3.0), ("Loading", 0.5)):
+            progress.start_activity(name)
+            now[0] += seconds
+        assert progress.activity_seconds() == {"Loading": 2.5, "Compiling": 3.0}
 
 
 def test_a_pipe_is_never_silent_for_long(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

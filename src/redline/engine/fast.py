@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,18 @@ _INLINE = 10
 _UNROLL = 8
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
+# Torch keeps compiled functions on disk, but for those with functions it does not know to be safe. Entering autocast is:
+# its arguments are part of the code that makes the key.
+_CACHEABLE = {f"torch.amp.autocast_mode._{verb}_autocast": "1" for verb in ("enter", "exit")}
 _CPU = torch.device("cpu")
 _OBJECTS = 64  # objects of one class whose methods may be compiled in one process
 _WARM_UP = 3  # calls before a capture, for compilation, autotuning and lazy allocations
+Report = Callable[[str, int, int], None]
+"""Receives the name of the function that is compiled next, its number from 1, and how many functions there are."""
+
+
+def _ignore(name: str, number: int, count: int) -> None:
+    """Report nothing."""
 
 
 def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
@@ -85,7 +95,10 @@ DEFAULT_OPTIONS = CompilerOptions()
 
 
 class Compiler:
-    """Compiles functions for a device, or returns them unchanged if disabled."""
+    """Compiles functions for a device, or returns them unchanged if disabled.
+
+    A function is compiled at its first call.
+    """
 
     def __init__(
         self,
@@ -94,44 +107,46 @@ class Compiler:
         device: torch.device = _CPU,
         options: CompilerOptions = DEFAULT_OPTIONS,
         mode: str = "default",
+        report: Report = _ignore,
     ) -> None:
-        self.enabled, self.notify = enabled, notify
+        """report: receives the name of the function that is compiled next, its number and the number of functions."""
+        self.enabled, self.notify, self.report = enabled, notify, report
         if mode not in COMPILE_MODES:
             raise UserError(f"compile_mode is '{mode}'; expected {', '.join(COMPILE_MODES)}.")
         on_gpu = device.type == "cuda"
-        self.options = (
+        self.options: dict[str, Any] = (
             _mode_options(mode)
             | (_GPU_OPTIONS if on_gpu else {})
             | {
                 "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
                 "unroll_reductions_threshold": options.unroll,
+                "unsafe_marked_cacheable_functions": _CACHEABLE,
             }
         )
+        self.seconds: dict[str, float] = {}  # by function: of its compilation and first call
+        self._functions = 0  # that were handed out
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
             return function
-        compiled: Callable[..., Any]
-        # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
-        try:
-            # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
-            compiled = torch.compile(function, dynamic=False, fullgraph=True, options=self.options)
-        except Exception as error:  # as for a Python version that torch does not support
-            self._give_up(error)
-            return function
-        proven = False
+        self._functions += 1
+        name = getattr(function, "__name__", "function").strip("_")
+        compiled: Callable[..., Any] | None = None  # once a call has succeeded
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
-            nonlocal proven
-            if proven:
+            nonlocal compiled
+            if compiled is not None:
                 return compiled(*arguments)
             if self.enabled:
                 try:
                     reach("compile")
-                    result = compiled(*arguments)
-                    proven = True
+                    self.report(name, len(self.seconds) + 1, self._functions)
+                    started = time.perf_counter()
+                    candidate = self._compile(function)
+                    result = candidate(*arguments)
+                    self.seconds[name] = time.perf_counter() - started
+                    compiled = candidate
                     return result
                 except UserError:
                     raise
@@ -142,6 +157,16 @@ class Compiler:
             return function(*arguments)
 
         return call
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as torch.compile does; it is compiled at its first call."""
+        import torch._dynamo
+
+        # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
+        # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=self.options)
+        return compiled
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
@@ -172,10 +197,14 @@ class Graph:
         enabled: bool,
         notify: Callable[[str], None],
         need_less_memory: Callable[[], bool] = lambda: False,
+        on_capture: Callable[[], None] = lambda: None,
     ) -> None:
-        """need_less_memory: make the function need less memory; return False if that is impossible."""
+        """need_less_memory: make the function need less memory; return False if that is impossible.
+
+        on_capture: called before the function is captured.
+        """
         self.function, self.enabled, self.notify = function, enabled, notify
-        self.need_less_memory = need_less_memory
+        self.need_less_memory, self.on_capture = need_less_memory, on_capture
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -204,6 +233,7 @@ class Graph:
         torch.cuda.current_stream().wait_stream(side)
 
     def _capture(self) -> None:
+        self.on_capture()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         side = _side_stream(torch.cuda.current_device())
         try:

@@ -145,6 +145,7 @@ class Progress:
         self.console = Console(file=cast(TextIO, stream), highlight=False, quiet=quiet)
         self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
+        self._seconds: dict[str, float] = {}  # by activity that has ended
         self._fraction: float | None = None  # of the current activity, None: unknown
         self._detail = ""  # of the activity: time left, or a count
         self._scores: list[float] = []
@@ -190,11 +191,23 @@ class Progress:
 
     def start_activity(self, name: str, announce: bool = False) -> None:
         """Show from now on what is being done, with the time it takes. announce: print the name in a pipe, too."""
+        self._seconds = self.activity_seconds()
         self._activity, self._activity_started = name, time.monotonic()
         self._fraction, self._detail = None, ""
         self._last_line = time.monotonic() if name != "Training" else -_PLAIN_SECONDS
         if announce and self._live is None:
             self.say(f"{name}…")
+
+    def explain(self, detail: str) -> None:
+        """Show which part of the activity is done now. Any thread may call it."""
+        self._detail = detail
+
+    def activity_seconds(self) -> dict[str, float]:
+        """Return the seconds of each activity so far."""
+        if not self._activity:
+            return dict(self._seconds)
+        spent = self._seconds.get(self._activity, 0.0) + time.monotonic() - self._activity_started
+        return self._seconds | {self._activity: spent}
 
     def count(self, done: int, total: int, unit: str) -> None:
         """Show how much of the activity is done."""
@@ -205,9 +218,9 @@ class Progress:
 
     def show(self, record: dict[str, Any], fraction: float, seconds_left: float | None) -> None:
         """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
-        self._fraction = min(fraction, 1.0)
-        self._detail = f"{duration(seconds_left)} left" if seconds_left is not None else ""
         left = duration(seconds_left) if seconds_left is not None else "-"
+        self._fraction = min(fraction, 1.0)
+        self._detail = f"{left} left" if seconds_left is not None else ""
         self._figures = self._describe(record, f"{100 * self._fraction:.0f} %", left)
         if "score" in record:
             self._scores.append(record["score"])

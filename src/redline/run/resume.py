@@ -146,15 +146,18 @@ def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def open_session(plan: Plan, notify: Notify) -> Session:
-    """A session for the plan. A run that starts anew does not inherit the replay files of the one before."""
+def open_session(plan: Plan, notify: Notify, report: Notify) -> Session:
+    """A session for the plan; `notify` and `report` are its own.
+
+    A run that starts anew does not inherit the replay files of the one before.
+    """
     folder = plan.own_folder
     backups = {folder / name: folder / f".old-{name}" for name in replay.run_files()}
     moved = {file: old for file, old in backups.items() if plan.settings.resume == "never" and file.exists()}
     for file, old in moved.items():
         file.rename(old)
     try:
-        session = Session(plan, notify)
+        session = Session(plan, notify, report)
     except BaseException:
         for file, old in moved.items():
             file.unlink(missing_ok=True)

@@ -28,8 +28,14 @@ _BETWEEN, _PLAYING, _LEARNING = (
 class Session:
     """Everything that trains, on its device. `iterate` is the hot loop: with tensor games it never waits."""
 
-    def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
-        self.plan, self.notify = plan, notify
+    def __init__(
+        self,
+        plan: Plan,
+        notify: Callable[[str], None],
+        report: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+    ) -> None:
+        """notify: receives messages. report: receives a few words on what is compiled or captured now."""
+        self.plan, self.notify, self._report = plan, notify, report
         reach("session")
         own = share_of(plan)  # the part of this rank
         micro_batches = check_memory(own)
@@ -98,7 +104,14 @@ class Session:
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
-        return fast.Compiler(plan.compile, self.notify, plan.device, plan.recipe.compiler, plan.settings.compile_mode)
+        return fast.Compiler(
+            plan.compile,
+            self.notify,
+            plan.device,
+            plan.recipe.compiler,
+            plan.settings.compile_mode,
+            lambda name, number, count: self._report(f"{name}, function {number} of at most {count}"),
+        )
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""
@@ -111,7 +124,7 @@ class Session:
             return
         self._update = self.learner.update
         self._collect = self._without_gradients(self.compiler(self.collector.step))
-        self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify)
+        self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify, on_capture=self._report_capture)
         # Gradients that travel through the host split the iteration: play is captured, learning is not.
         whole = self.plan.ranks.captures
         self._collect_and_learn = self._graph(self._play_and_learn) if whole else self._play_then_learn
@@ -119,7 +132,10 @@ class Session:
     def _graph(self, function: Callable[[], None]) -> fast.Graph:
         """Return a function that learns, as a graph; where that does not fit into memory, batches are split."""
         captured = self.plan.graph and self.plan.ranks.captures
-        return fast.Graph(function, captured, self.notify, self.learner.split_batches)
+        return fast.Graph(function, captured, self.notify, self.learner.split_batches, self._report_capture)
+
+    def _report_capture(self) -> None:
+        self._report("capturing a CUDA graph")
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)

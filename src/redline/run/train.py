@@ -73,7 +73,7 @@ def train(
     ):
         if settings.deterministic:  # required by cuBLAS, which reads it once; measuring the devices uses cuBLAS already
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        progress.start_activity("Choosing settings")
+        progress.start_activity("Choosing settings and measuring this machine")
         plan = rank_share.decide(settings, ranks)
         deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
         new_folder = ranks.leads and not plan.run_dir.exists()
@@ -156,7 +156,8 @@ def _train(plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSi
     if finished and not (_PENDING in finished and plan.settings.eval_episodes):
         progress.say(finished_line(plan, finished))
         return Run(plan.run_dir, finished)
-    with closing(resume.open_session(plan, progress.say)) as session:
+    progress.start_activity("Building games and networks")
+    with closing(resume.open_session(plan, progress.say, progress.explain)) as session:
         watchdog.allow(plan.rules.config, session.describe_env)
         checkpoint = rank_share.load_shared(ranks, lambda: resume.load_checkpoint(plan, checkpoints), progress.say)
         trainer = Trainer(plan, session, checkpoints, progress, signals, checkpoint)

@@ -69,6 +69,7 @@ class Trainer:
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
+        self.start_seconds: dict[str, float] = {}  # by activity until the first update, and by compiled function
         self.last_score: float | None = None  # mean of the last log point at which an episode had ended
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
         self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
@@ -208,6 +209,8 @@ class Trainer:
             self.first_update = time.time() - psutil.Process().create_time()
             self.clock.first_update()
             self._first_updated = self.clock.this_start, session.env_steps, session.samples_trained
+            compiled = {f"Compiling {name}": seconds for name, seconds in session.compiler.seconds.items()}
+            self.start_seconds = self.progress.activity_seconds() | compiled
             self.progress.start_activity("Training")
         self.signals.unsaved = Unsaved.EXPERIENCE if self.first_update is None else Unsaved.TRAINING
         record = {
@@ -314,6 +317,7 @@ class Trainer:
             "env_steps_per_second": (session.env_steps - before[1]) / seconds,
             "samples_per_second": (session.samples_trained - before[2]) / seconds,
             "seconds_to_first_update": self.first_update,
+            "start_seconds": self.start_seconds,
             "peak_memory_bytes": hardware.peak_bytes(plan.device),
             "micro_batches": session.learner.micro_batches,
             "stopped_by": stopped_by,

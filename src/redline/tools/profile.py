@@ -70,12 +70,12 @@ def settings_of_run(run_dir: Path, trust: bool = False) -> Settings:
 
 def profile(
     settings: Settings, seconds: float, out: Path | None, probes: int = 2, trace: Path | None = None,
-    notify: Notify = print,
+    notify: Notify = print, loading_seconds: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Profile a run with `settings` for about `seconds`, compilation not counted; return the fields of KEYS.
 
     out: Markdown file to write; its chart and JSON go beside it. probes: changes of settings to measure, 0 for none.
-    trace: file for a Chrome trace of a few iterations.
+    trace: file for a Chrome trace of a few iterations. loading_seconds: from the command until here, if known.
     """
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="redline-profile-") as folder:
@@ -83,7 +83,10 @@ def profile(
             settings, run_dir=str(Path(folder) / "run"), resume="never", steps=_STEPS, minutes=None, episodes=None
         )
         try:
-            record = _Profile(decide(settings), seconds, out, notify).run(probes, trace)
+            started = time.perf_counter()
+            plan = decide(settings)
+            start = {"loading": loading_seconds, "settings": time.perf_counter() - started}
+            record = _Profile(plan, seconds, out, notify, start).run(probes, trace)
         finally:
             torch.set_num_threads(threads)
     return record | (write_report(record, out) if out is not None else {})
@@ -92,8 +95,9 @@ def profile(
 class _Profile:
     """The measurements of one plan."""
 
-    def __init__(self, plan: Plan, seconds: float, out: Path | None, notify: Notify) -> None:
-        self.plan, self.seconds, self.out, self.notify = plan, seconds, out, notify
+    def __init__(self, plan: Plan, seconds: float, out: Path | None, notify: Notify, start: dict[str, float]) -> None:
+        """start: seconds of the stages from the command until here."""
+        self.plan, self.seconds, self.out, self.notify, self.start = plan, seconds, out, notify, start
         prepare_run_dir(plan.run_dir)
         self.memory: dict[str, int] = {}
         self.host: dict[str, float] = {}
@@ -128,10 +132,13 @@ class _Profile:
 
     def _measure_run(self, trace: Path | None) -> RunMeasurement:
         on_gpu = self.plan.device.type == "cuda"
+        began = time.perf_counter()
         with closing(Session(self.plan, self.notify)) as session:
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(self.plan.device)
+            built = time.perf_counter()
             warm_up(session)
+            self.start |= _start_stages(session, built - began, time.perf_counter() - built)
             measured = measure_run(session, 0.4 * self.seconds)
             self.memory = _memory(session)
             self.host = _host_stages(session, measured)
@@ -279,6 +286,7 @@ class _Profile:
             "memory": self.memory,
             "bytes": self._bytes_per_second(staged),
             "host": self.host,
+            "start": self.start,
             "tried": tried,
             "settings": plan.describe(),
         }
@@ -289,6 +297,13 @@ class _Profile:
             for name, count in self.bytes_per_iteration.items()
             if staged.seconds.get(name)
         }
+
+
+def _start_stages(session: Session, building: float, warming_up: float) -> dict[str, float]:
+    """Return the seconds of the start from the session on; each compiled function with its first call."""
+    compiled = {f"compiling {name}": seconds for name, seconds in session.compiler.seconds.items()}
+    rest = "first iterations" + (", CUDA graphs captured" if session.plan.graph else "")
+    return {"games and networks": building} | compiled | {rest: max(warming_up - sum(compiled.values()), 0.0)}
 
 
 def _timed_by(plan: Plan) -> str:

@@ -42,6 +42,10 @@ KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "memory": (dict, "bytes by owner: games, replay, network, activations, and allocated, reserved, peak"),
     "bytes": (dict, "bytes/s of stages whose traffic can be counted"),
     "host": (dict, "seconds of a log point and of a checkpoint: copying it, and writing it in the background"),
+    "start": (
+        dict,
+        "seconds from the command to the measurement, by stage: loading, settings, compiling each function",
+    ),
     "tried": (
         dict,
         "the first advice as measured: `change`, `predicted_gain`, `measured_gain`; empty if none was tried",
@@ -93,7 +97,11 @@ def markdown(record: Mapping[str, Any], chart: str = "") -> str:
     if not chart:
         lines += ["", "Install matplotlib for a chart: `pip install 'redline[report]'`."]
     lines += ["", *_notes(record)]
-    for title, rows in (("Memory", _memory(record)), ("Ceilings of this machine", _ceilings(record))):
+    for title, rows in (
+        ("Start", _start(record)),
+        ("Memory", _memory(record)),
+        ("Ceilings of this machine", _ceilings(record)),
+    ):
         if rows:
             lines += ["", f"## {title}", "", *_table(rows)]
     return "\n".join(lines) + "\n"
@@ -105,6 +113,8 @@ def terminal_table(record: Mapping[str, Any]) -> str:
     for name, stage in _shown(record["stages"]).items():
         bar = "█" * round(_BAR * stage["share"])
         lines.append(f"  {name:<22} {100 * stage['share']:5.1f} %  {bar}")
+    if start := _start(record):
+        lines += ["", f"  Start: {', '.join(f'{name} {seconds}' for name, seconds in start.items())}."]
     lines.append("")
     for number, advice in enumerate(record["advice"], 1):
         lines.append(f"  {number}. {advice['change']}: {advice['predicted_gain']:.1f} times ({advice['reason']})")
@@ -199,6 +209,10 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
         lines += ["", "Lines that made the host wait for the GPU:", ""]
         lines += [f"- `{line}` ({count:g} per step)" for line, count in record["synchronising_lines"].items()]
     return lines
+
+
+def _start(record: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{seconds:.1f} s" for name, seconds in record.get("start", {}).items()}
 
 
 def _memory(record: Mapping[str, Any]) -> dict[str, str]:

@@ -75,8 +75,9 @@ def run(request: Request) -> int:
 
         settings = requested or settings_of_run(Path(argument), own.trust)
         trace = Path(own.trace) if own.trace else None
+        loading = sum(progress.activity_seconds().values())
         progress.start_activity("Profiling")
-        record = profile(settings, own.seconds, Path(own.out), own.probes, trace, progress.say)
+        record = profile(settings, own.seconds, Path(own.out), own.probes, trace, progress.say, loading)
     if request.json:
         request.print_json(record)
     else:
