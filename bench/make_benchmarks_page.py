@@ -131,7 +131,8 @@ def trained(file: Record) -> Iterator[Row]:
 
 
 def started(file: Record) -> Iterator[Row]:
-    what = "compiled DQN, Snake 10x10" + (", warm cache" if file["seconds"] < 10 else ", cold cache")
+    caches = file.get("caches") or ("warm" if file["seconds"] < 10 else "cold")
+    what = f"compiled {file['algo'].upper()}, Snake 10x10, {caches} cache"
     yield Row(STARTING, what, f"{file['seconds_to_first_update']:.0f} s")
 
 
@@ -269,6 +270,12 @@ def verified(file: Record) -> Iterator[Row]:
     yield Row(
         STARTING, f"measured again: `{snake['command']}`, cold cache", f"{snake['seconds_to_first_update_cold']} s"
     )
+
+
+def learner_speeds(file: Record) -> Iterator[Row]:
+    """Return the rows of a file that bench/learners.py wrote."""
+    for name, speed in file["env_steps_per_second"].items():
+        yield Row(SPEED, f"`bench/learners.py` {name}", f"{quantity(speed)} steps/s")
 
 
 def learners_redesign(file: Record) -> Iterator[Row]:
@@ -601,9 +608,12 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "gpu-env": env_table,
     "gpu-start-cold": started,
     "gpu-start-warm": started,
+    "gpu-start-ppo-cold": started,
+    "gpu-start-ppo-warm": started,
     "gpu-train": train_table,
     "learners-h200": learners,
     "learners-redesign-h200": learners_redesign,
+    "learners-relu-h200": learner_speeds,
     "mario-h200": mario,
     "replay-cpu": replay_peers,
     "replay-h200": replay,
