@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from redline import games, testing
 from redline.run import progress
 from redline.testing import Variant
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, which tests of signals would inherit
 torch.set_num_threads(1)  # the tensors here are too small for more
 os.environ["OMP_NUM_THREADS"] = "1"  # nor do runs, also those in other processes, measure how many to use
 progress._DOT_SECONDS = 600.0  # what is printed must not depend on how busy the machine is

@@ -24,7 +24,7 @@ from redline import cli, recipes
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.core.records import Hardware
-from redline.envs import CPU_ENVS, frames, load_game, make, make_rules
+from redline.envs import CPU_ENVS, frames, gym_game, load_game, make, make_rules
 from redline.envs import mario as adapter
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
@@ -52,9 +52,12 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [old_mario.FINDER, *sys.meta_path])
     monkeypatch.setattr(old_mario.ROM, "header", old_mario.ROM.header)  # put back afterwards
-    adapter._emulator.cache_clear()
+    caches = (adapter._emulator, gym_game._random_play)  # of the real emulator, where another test has used it
+    for function in caches:
+        function.cache_clear()
     yield
-    adapter._emulator.cache_clear()
+    for function in caches:
+        function.cache_clear()
     for name in old_mario.NAMES:
         sys.modules.pop(name, None)
 

@@ -40,7 +40,7 @@ class NetworkConfig:
         """Raise UserError for the first option of `names` whose value does not hold; `what` is the expected form."""
         for name in names:
             if not holds(value := getattr(self, name)):
-                algo = type(self).__module__.rpartition(".")[2]
+                algo = type(self).__module__.rpartition(".")[2].removesuffix("_options")  # in a file of their own
                 raise UserError(f"{algo}.{name} is {value}; expected {what}.")
 
 

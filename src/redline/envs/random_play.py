@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any, NamedTuple
 
@@ -35,27 +36,28 @@ def play(env: ArrayWrapper, name: str) -> RandomPlay:
     try:
         obs, _ = env.reset(seed=0)
         env.action_space.seed(0)
-        squares, groups = np.zeros(len(obs)), []
-        started = group_started = time.perf_counter()
+        squares, durations = np.zeros(len(obs)), []
+        started = time.perf_counter()
         for step in range(1, _STEPS + 1):
+            step_started = time.perf_counter()
             try:
                 obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
             except Exception:
                 if step <= _LEAST_STEPS:
                     raise
                 break
-            squares += np.square(obs, dtype=np.float64).reshape(len(obs), -1).mean(1)
             if terminated or truncated:
                 env.reset()
-            now = time.perf_counter()
-            late = now - started > _SECONDS
-            if step % _TIMED_STEPS == 0 or late:
-                groups.append((now - group_started) / ((step - 1) % _TIMED_STEPS + 1))
-                group_started = now
-            if late:
+            durations.append(time.perf_counter() - step_started)
+            squares += np.square(obs, dtype=np.float64).reshape(len(obs), -1).mean(1)
+            if time.perf_counter() - started > _SECONDS:
                 break
         rms = np.nan_to_num(np.sqrt(squares / step), nan=0.0, posinf=0.0)  # GymEnvs reports such observations
-        return RandomPlay(min(groups), _obs_scale(env, rms))
+        groups = (
+            durations[first : first + _TIMED_STEPS]
+            for first in range(0, max(len(durations) - _TIMED_STEPS, 0) + 1, _TIMED_STEPS)
+        )
+        return RandomPlay(min(map(statistics.fmean, groups)), _obs_scale(env, rms))
     except (Exception, SystemExit) as error:
         raise failure(name, "the first steps", error) from error
     finally:

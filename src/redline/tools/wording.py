@@ -7,9 +7,10 @@ out or shown as "-" here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from redline.core.records import Spec
+if TYPE_CHECKING:
+    from redline.core.records import Spec
 
 
 def evaluation(result: dict[str, Any], spec: Spec) -> str:
