@@ -540,7 +540,7 @@ def kernels(file: Record) -> Iterator[Row]:
 
 
 def hindsight(file: Record) -> Iterator[Row]:
-    """Return a row per size of skyline of a file that bench/hindsight.py wrote."""
+    """Return a row per size of skyline of a file that bench/hindsight_gain.py wrote."""
     for plain, hindsight in zip(file["rows"][::2], file["rows"][1::2], strict=True):
         what = f"Skyline of {plain['width']} columns, DQN with hindsight, against plain replay"
         means = (100 * statistics.mean(row["win_rates"]) for row in (hindsight, plain))

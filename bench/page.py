@@ -2,7 +2,7 @@
 
     python bench/page.py --out bench/results/page-cpu.json [--repeats 5] [--minutes 60]
 
-The first frame is timed from the command `redline watch RUN` to the first canvas with a game on it, in a Chromium that is
+The first frame is timed from the command `redline watch RUN` to the first game drawn on the wall, in a Chromium that is
 already open. For the memory, a run trains with --dashboard while one tab stays open on it; once a minute the memory of the
 training process, of the page's server, of the process that plays, and the tab's heap (after a collection) are read.
 """
@@ -30,11 +30,7 @@ from redline.tools.bench import describe_machine
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
-DRAWN = """() => [...document.querySelectorAll("canvas")].some(canvas => {
-    if (!canvas.width || !canvas.height) return false;
-    const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    return new Set(new Uint32Array(data.buffer)).size > 2;
-})"""
+DRAWN = "() => document.querySelector('.tile canvas[data-drawn]') !== null"  # a game on the wall
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 . . G . .      Actions: the column that the next block drops into. There are as many blocks as the goal needs. The only
 . # G . #      reward is 1 for the finished skyline, and one block in the wrong column spoils it: with eight columns, random
-# # # . #      play succeeds about once in ten thousand games, and without hindsight there is next to nothing to learn from.
+# # # . #      play hardly ever succeeds, and without hindsight there is next to nothing to learn from.
 
 Besides what every game defines, a game with goals defines `achieved`, `with_goal` and `judge` for `hindsight`.
 """
@@ -33,7 +33,7 @@ class Config:
     """Options of Skyline."""
 
     width: int = 8  # columns
-    height: int = 3  # blocks that a column of the goal has at most
+    height: int = 2  # blocks that a column of the goal has at most
 
     def __post_init__(self) -> None:
         for name, limit in (("width", 100), ("height", 20)):
@@ -44,8 +44,8 @@ class Config:
 class State(NamedTuple):
     """N games of Skyline."""
 
-    heights: Tensor  # (N, W) int8: blocks in each column
-    goal: Tensor  # (N, W) int8: blocks wanted
+    heights: Tensor  # (N, W) int16: blocks in each column
+    goal: Tensor  # (N, W) int16: blocks wanted
     key: Tensor  # (N,) int32: random stream of the episode
 
 
@@ -58,33 +58,30 @@ def spec(config: Config) -> Spec:
         obs_high=1,
         num_actions=config.width,
         score_name="skylines",
-        truncates=True,
-        limit=config.width * config.height,
     )
 
 
 def init(config: Config, key: Tensor) -> State:
     """Start games with empty columns and a goal of at least one block. key (N,) int32."""
     column = torch.arange(config.width, device=key.device)
-    goal = random.below(random.bits(key.unsqueeze(1), column), config.height + 1).to(torch.int8)
+    goal = random.below(random.bits(key.unsqueeze(1), column), config.height + 1).to(torch.int16)
     empty = (goal == 0).all(1, keepdim=True)
-    goal = torch.where(empty & (column == 0), 1, goal).to(torch.int8)
+    goal = torch.where(empty & (column == 0), 1, goal).to(torch.int16)
     return State(torch.zeros_like(goal), goal, key)
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """Drop a block; the game is won at the goal and stopped when all blocks are used. action (N,) integer."""
+    """Drop a block; the game ends when all blocks are used, and is won at the goal. action (N,) integer."""
     column = torch.arange(config.width, device=action.device)
-    dropped = (column == action.unsqueeze(1)).to(torch.int8)
-    # A column can be one block too high; what drops into such a column is lost.
-    state = state._replace(heights=(state.heights + dropped).clamp(max=config.height + 1))
-    reward, reached = judge(config, state)
-    used = state.heights.sum(1, dtype=torch.int32) >= state.goal.sum(1, dtype=torch.int32)
-    return state, reward, reached, Events(reached.to(torch.int32), reached, used & ~reached)
+    dropped = (column == action.unsqueeze(1)).to(torch.int16)
+    state = state._replace(heights=state.heights + dropped)
+    reward, terminated = judge(config, state)
+    won = reward > 0
+    return state, reward, terminated, Events(won.to(torch.int32), won, torch.zeros_like(won))
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 2, H + 1, W) uint8: the blocks, and the blocks of the goal; the lowest row last."""
+    """(N, 2, H + 1, W) uint8: the blocks, up to one above the highest goal, and the blocks of the goal; lowest row last."""
     level = torch.arange(config.height, -1, -1, device=state.heights.device).view(1, 1, -1, 1)
     return (torch.stack([state.heights, state.goal], 1).unsqueeze(2) > level).to(torch.uint8)
 
@@ -111,4 +108,5 @@ def judge(config: Config, state: State) -> tuple[Tensor, Tensor]:
     """Return the reward (N,) float32 for reaching these States, and whether the game ends there, (N,) bool."""
     del config
     reached = (state.heights == state.goal).all(1)
-    return reached.to(torch.float32), reached
+    used = state.heights.sum(1, dtype=torch.int32) >= state.goal.sum(1, dtype=torch.int32)
+    return reached.to(torch.float32), used

@@ -1,6 +1,6 @@
 """What hindsight is worth: DQN on examples/hindsight with plain replay and with hindsight, several seeds each.
 
-python bench/hindsight.py --out bench/results/hindsight-cpu.json [--steps 40000] [--seeds 5]
+python bench/hindsight_gain.py --out bench/results/hindsight-cpu.json [--steps 30000] [--seeds 5]
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import redline
 from redline.tools.bench import describe_machine
 
 FOLDER = Path(__file__).parents[1] / "examples" / "hindsight"
-SIZES = ((5, 2), (8, 3))  # columns and height of skylines
+SIZES = ((5, 2), (8, 2))  # columns and height of skylines
 LEARNER = {"n_step": 1, "hidden": (128, 128), "learning_starts": 2000, "epsilon_steps": 10_000}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, default=40_000, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, default=30_000, help="environment steps of a run")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     out = options.out and options.out.absolute()
