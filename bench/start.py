@@ -53,7 +53,7 @@ def processor_seconds(process: psutil.Process) -> float:
 def start(source: Path, caches: Path, words: list[str], to_the_end: bool) -> dict[str, Any]:
     """Start a run and return its seconds to the first gradient step; with `to_the_end`, those of its stages, too."""
     environment = os.environ | {
-        "PYTHONPATH": str(source),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH")))),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "XDG_CACHE_HOME": str(caches / "measurements"),
