@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,17 +9,14 @@ from types import ModuleType
 
 import pytest
 
+from bench_scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_benchmarks_page", ROOT / "bench" / "make_benchmarks_page.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_benchmarks_page")
 
 
 def test_the_page_is_up_to_date(script: ModuleType) -> None:

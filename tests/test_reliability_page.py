@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from bench_scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = {"A": 17, "B": 8, "C": 15, "D": 10, "E": 5, "F": 10, "G": 9, "H": 7, "I": 6}  # 87 rows
@@ -15,12 +16,7 @@ COUNTS = {"A": 17, "B": 8, "C": 15, "D": 10, "E": 5, "F": 10, "G": 9, "H": 7, "I
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reliability_page", ROOT / "bench" / "make_reliability_page.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_reliability_page")
 
 
 def test_the_matrix_is_complete(script: ModuleType) -> None:

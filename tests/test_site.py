@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import redline
+from bench_scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -80,12 +81,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def cli_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_cli_page", ROOT / "bench" / "make_cli_page.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_cli_page")
 
 
 def test_the_reference_of_the_command_line_is_up_to_date(cli_page: ModuleType) -> None:

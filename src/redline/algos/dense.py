@@ -102,7 +102,7 @@ class Dense(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            if self.norm or not isinstance(layer, nn.Linear):  # but noisy
+            if self.norm or not isinstance(layer, nn.Linear):  # a NoisyLinear makes its weights itself
                 x = activate(layer(x), self.norm)
             else:
                 x = linear_relu(x, layer.weight, layer.bias)
