@@ -550,7 +550,7 @@ WRONG = {
     "doctor snake": "redline doctor does not know what to do with 'snake'",
     # impossible values
     "train snake --env.width 4 --env.height 4 --env.start-length 6": "env.start_length is 6; a snake on a 4x4 board",
-    "train snake --env.width 3": "env.width is 3; a Snake board has 4 to 32",
+    "train snake --env.width 3": "env.width is 3; a Snake board has 4 to 40",
     "train snake --num-envs 0": "num_envs is 0; expected at least 1.",
     "train snake --num-envs -3": "num_envs is -3; expected at least 1.",
     "train snake --steps 0": "steps is 0; expected a number above 0.",

@@ -193,7 +193,7 @@ def test_help_of_a_game_shows_its_options_and_those_of_the_algorithm(algo: str) 
     expected += [f"--{algo}.{option.name}" for option in catalog.algorithm_options(algo)]
     assert listed == [name.replace("_", "-") for name in expected]
     assert "  --env.width N " in text
-    assert "columns, 4 to 32 [10]" in text
+    assert "columns, 4 to 40 [10]" in text
 
 
 def test_help_of_a_game_takes_the_algorithm_of_its_recipe() -> None:

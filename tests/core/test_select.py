@@ -13,7 +13,7 @@ from torch import Tensor
 from redline.core import random
 from redline.core.select import draw, full_set, layout, nth_cell, one_cell, pack
 
-WIDTHS = [1, 2, 29, 30, 31, 59, 60, 61, 100, 127, 256, 1000, 1023, 1024]
+WIDTHS = [1, 2, 29, 30, 31, 59, 60, 61, 100, 127, 256, 1000, 1023, 1024, 1600]
 CPU = torch.device("cpu")
 
 

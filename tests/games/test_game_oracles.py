@@ -121,6 +121,7 @@ SNAKES: dict[
     "long start 7x5": ({"width": 7, "height": 5, "long_start": 33, "start_length": 1}, blind, 200, 30, 500),
     "long start 5x5 centred": ({"width": 5, "height": 5, "view": "centred", "long_start": 23}, blind, 200, 30, 500),
     "long start 16x12": ({"width": 16, "height": 12, "long_start": 190, "start": "random"}, mostly_greedy, 24, 30, 5),
+    "long start 40x40": ({"width": 40, "height": 40, "long_start": 1598}, blind, 16, 20, 5),
     "shaped centred": ({"width": 4, "height": 4, "view": "centred", **SHAPED}, filling, 24, 180, 60),
 }
 

@@ -337,7 +337,7 @@ def test_random_start_is_uniform_and_whole(looks_uniform: Callable[[Tensor], boo
         assert looks_uniform(heads[heads > 0])
 
 
-@pytest.mark.parametrize(("width", "height"), [(6, 4), (5, 4), (4, 5), (5, 5), (7, 9), (32, 32)])
+@pytest.mark.parametrize(("width", "height"), [(6, 4), (5, 4), (4, 5), (5, 5), (7, 9), (32, 32), (40, 40)])
 @pytest.mark.parametrize("start_length", [1, 3])
 def test_long_starts_are_whole_snakes(
     width: int, height: int, start_length: int, looks_uniform: Callable[[Tensor], bool]

@@ -193,7 +193,7 @@ def test_graphs_can_be_switched_off_and_tf32_on_with_cuda(monkeypatch: pytest.Mo
         ({"precision": "tf32"}, "precision tf32 needs a CUDA device; cpu has none. Take fp32"),
         ({"precision": "fp8"}, "precision is 'fp8'; expected auto, fp32, tf32, bf16, fp16"),
         ({"env_options": {"width": 4, "height": 4, "start_length": 5}}, "env.start_length is 5; .*4x4 board"),
-        ({"env_options": {"width": 2}}, "env.width is 2; a Snake board has 4 to 32"),
+        ({"env_options": {"width": 2}}, "env.width is 2; a Snake board has 4 to 40"),
         ({"env_options": {"widht": 5}}, "There is no option env.widht; did you mean 'width'"),
         ({"env_options": {"width": 7.5}}, "env.width is 7.5; expected a whole number"),
         ({"env_options": {"view": "top"}}, "env.view is 'top'"),

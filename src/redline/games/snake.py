@@ -44,8 +44,8 @@ LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starv
 class Config:
     """Rules, rewards and view of a Snake game."""
 
-    width: int = 10  # columns, 4 to 32
-    height: int = 10  # rows, 4 to 32
+    width: int = 10  # columns, 4 to 40
+    height: int = 10  # rows, 4 to 40
     start_length: int = 3  # cells of a new snake, laid out straight
     start: Literal["centre", "random"] = "centre"  # where a new snake lies; random also turns it
     long_start: int = 0  # longest new snake, coiled, any length from start_length; 0: all have start_length
@@ -65,8 +65,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("width", "height"):
-            if not 4 <= getattr(self, name) <= 32:
-                raise UserError(f"env.{name} is {getattr(self, name)}; a Snake board has 4 to 32 columns and rows.")
+            if not 4 <= getattr(self, name) <= 40:
+                raise UserError(f"env.{name} is {getattr(self, name)}; a Snake board has 4 to 40 columns and rows.")
         if not 1 <= self.start_length <= min(self.width, self.height):
             raise UserError(
                 f"env.start_length is {self.start_length}; a snake on a {self.width}x{self.height} board can start "
@@ -81,8 +81,8 @@ class Config:
             raise UserError(f"env.start is '{self.start}'; expected centre or random.")
         if self.view not in ("planes", "centred", "wrapped"):
             raise UserError(f"env.view is '{self.view}'; expected planes, centred or wrapped.")
-        if not 0 <= self.sight <= 31:
-            raise UserError(f"env.sight is {self.sight}; expected 0 (the whole board) to 31 cells.")
+        if not 0 <= self.sight <= 39:
+            raise UserError(f"env.sight is {self.sight}; expected 0 (the whole board) to 39 cells.")
         if not 0 <= self.starvation <= 30_000:
             raise UserError(f"env.starvation is {self.starvation}; expected 0 (automatic) to 30000 moves.")
 
