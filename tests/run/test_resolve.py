@@ -394,18 +394,20 @@ def test_every_setting_has_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "env", "threads"),
+    ("machine", "env", "limit", "threads"),
     [
-        ({"device": "cpu", "cores": 2}, "snake", 1),
-        ({"device": "cpu", "cores": 16}, "snake", 16),
-        ({"device": "cpu", "cores": 16}, "gym:CartPole-v1", 1),
-        ({"device": "cuda:0", "cores": 16}, "snake", 0),
+        ({"device": "cpu", "cores": 2}, "snake", "", 1),
+        ({"device": "cpu", "cores": 16}, "snake", "", 16),
+        ({"device": "cpu", "cores": 16}, "snake", "4", 4),
+        ({"device": "cpu", "cores": 16}, "gym:CartPole-v1", "", 1),
+        ({"device": "cuda:0", "cores": 16}, "snake", "", 0),
     ],
 )
 def test_small_networks_on_few_cores_use_one_thread(
-    machine: dict[str, Any], env: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    machine: dict[str, Any], env: str, limit: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, **machine)
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
     assert resolve(Settings(env)).threads == threads
     assert resolve(Settings(env, threads=3)).threads == 3
     with pytest.raises(UserError, match="threads is 0; expected a number above 0"):

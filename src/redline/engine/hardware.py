@@ -61,6 +61,12 @@ def detect(device: torch.device) -> Hardware:
     return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
 
 
+def most_threads(cores: int) -> int:
+    """Return how many threads torch may use on so many cores: no more than OMP_NUM_THREADS, where that is set."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
+
+
 def set_interop_threads(count: int) -> str:
     """Set the number of threads for operations that run beside each other; return why it cannot be, or an empty string.
 

@@ -267,7 +267,7 @@ def _choose_precision(requested: str, machine: Hardware) -> Setting:
 
 
 def _choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> Setting:
-    """Return the number of torch's CPU threads by a rule that depends on machine and environment alone; 0 leaves it to torch.
+    """Return the number of torch's CPU threads by a rule that measures nothing; 0 leaves it to torch.
 
     `thread_choice` replaces it by a measurement.
     """
@@ -282,7 +282,7 @@ def _choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> S
         )
     if small and rules.game.ON_CPU:
         return Setting(1, "small batches and networks: threads would wait for each other", HARDWARE)
-    return Setting(machine.cores, "one per core", HARDWARE)
+    return Setting(hardware.most_threads(machine.cores), "one per core, no more than OMP_NUM_THREADS", HARDWARE)
 
 
 def _choose_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tuple[Curriculum | None, Setting]:

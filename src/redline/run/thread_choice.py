@@ -10,14 +10,13 @@ run keeps its number, and `config.json` records it. `--deterministic` does not m
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
-from redline.engine import fast
+from redline.engine import fast, hardware
 from redline.recipes import Setting
 from redline.run import device_choice
 from redline.run.device_choice import torch_threads, workloads
@@ -69,8 +68,7 @@ def choose_threads(plan: Plan, measure: Measure | None = None) -> Plan:
 
 def candidates(cores: int) -> list[int]:
     """Return the numbers of threads to try: one, all cores, a half and a quarter; no more than OMP_NUM_THREADS."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    most = min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
+    most = hardware.most_threads(cores)
     return sorted({max(1, count) for count in (1, most // 4, most // 2, most)})
 
 
