@@ -55,6 +55,49 @@ def test_of_two_images_the_brighter_is_seen(skip: int, seen: int) -> None:
     assert (env.step(0)[0] == seen).all()
 
 
+def test_the_last_action_is_drawn_into_the_image() -> None:
+    env = frames_of(grey=True, size=20, show_action=True)
+    width = 20 // env.action_space.n
+    first, _ = env.reset(seed=0)
+    assert first.shape == env.observation_space.shape == (20, 20, 1)
+    assert (first[:2] == 0).all(), "nothing was pressed yet"
+    for action in range(env.action_space.n):
+        obs, *_ = env.step(action)
+        shown = np.zeros((2, 20, 1), np.uint8)
+        shown[:, action * width : (action + 1) * width] = 255
+        assert (obs[:2] == shown).all()
+        assert (obs[2:] == value(action + 1)).all(), "the rest is the image"
+    assert (env.reset()[0][:2] == 0).all()
+
+
+def test_the_action_shown_is_the_one_that_was_taken() -> None:
+    """Of a sticky action: the buttons that are pressed, not those that were chosen."""
+    env = Frames(toys.Film(10**9), 1, False, False, 0, 0.5, show_action=True)
+    env.reset(seed=0)
+    shown = []
+    for step in range(50):
+        obs, *_ = env.step(step % 2)
+        shown.append(int(obs[0, :, 0].argmax()) // (obs.shape[1] // env.action_space.n))
+        assert shown[-1] == env.last_action
+    assert shown != [step % 2 for step in range(50)]
+
+
+def test_the_image_of_the_environment_stays_as_it_is() -> None:
+    image = np.full((10, 10, 3), 7, np.uint8)
+    env = Frames(toys.Seen(spaces.Box(0, 255, image.shape, np.uint8)), 1, False, False, 0, 0.0, show_action=True)
+    shown = env._preprocess(image, None)
+    assert (shown[0] == 0).all()
+    assert (image == 7).all()
+
+
+def test_an_action_can_be_drawn_into_images_only() -> None:
+    with pytest.raises(UserError, match=r"env\.show_action is set, but the observation of shape .* is no image"):
+        spec_of({"show_action": True})
+    narrow = toys.Seen(spaces.Box(0, 255, (8, 1, 3), np.uint8))
+    with pytest.raises(UserError, match="images 1 pixels wide"):
+        Frames(narrow, 1, False, False, 0, 0.0, show_action=True)
+
+
 def test_grey_weighs_colours_as_eyes_do() -> None:
     env = frames_of(grey=True)
     image = np.zeros((8, 6, 3), np.uint8)

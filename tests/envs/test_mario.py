@@ -29,6 +29,7 @@ from redline.envs import mario as adapter
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
+from redline.run.compare import over_runs
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
 from redline.tools import watch
@@ -367,6 +368,77 @@ def test_other_levels_are_refused(name: str) -> None:
         load_game(name)
 
 
+def test_environments_are_dealt_the_levels_in_turn(old: None) -> None:
+    del old
+    game: Any = load_game("mario:1-1,1-2,8-4")
+    assert game.levels == ("1-1", "1-2", "8-4")
+    envs = GymEnvs(game, MarioConfig(), 3, first=2)
+    targets = [env.unwrapped.emulator.target for env in envs.envs]  # type: ignore[attr-defined]
+    assert targets == [(8, 4), (1, 1), (1, 2)]
+    envs.reset(0)
+    envs.replace(1, 5)
+    assert envs.envs[1].unwrapped.emulator.target == (1, 1), "made anew, it plays the same level"  # type: ignore[attr-defined]
+    envs.close()
+    plan = resolve(Settings("mario:1-1,1-2,8-4", device="cpu"))
+    assert str(plan.run_dir) == "runs/mario-1-1-1-2-8-4-ppo"
+    with pytest.raises(UserError, match="num_envs is 2; expected at least one for each of the 3 levels"):
+        resolve(Settings("mario:1-1,1-2,8-4", device="cpu", num_envs=2, batch_size=32))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mario:1-1,1-9", "There is no level 'mario:1-9'; .*, or several, as in mario:1-1,1-2"),
+        ("mario:1-1,", "There is no level 'mario:'"),
+        ("mario:1-1, 1-2", "There is no level 'mario: 1-2'"),
+        ("mario:1-2,1-1,1-2", "mario:1-2,1-1,1-2 names level 1-2 2 times; name every level once"),
+    ],
+)
+def test_lists_with_other_levels_are_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_game(name)
+
+
+def test_scores_are_told_by_level(old: None) -> None:
+    del old
+    rules = make_rules("mario:1-1,1-2,1-3", {"frame_skip": 4})
+
+    def policy(obs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+        """Win where the slot plays the second level, else run into the pit."""
+        return torch.tensor([RUN_JUMP if slot % 3 == 1 else RUN for slot in range(len(obs))])
+
+    evaluation = evaluate.evaluate(rules, policy, 20, CPU)
+    found = evaluation.summary()
+    levels = found["levels"]
+    assert list(levels) == ["1-1", "1-2", "1-3"]
+    assert [level["episodes"] for level in levels.values()] == [7, 7, 6]
+    assert [level["win_rate"] for level in levels.values()] == [0, 1, 0]
+    assert levels["1-2"]["score_mean"] == 640
+    assert levels["1-1"]["score_mean"] in old_mario.PIT
+    assert found["win_rate"] == 7 / 20
+    both = over_runs([evaluation, evaluation])
+    assert [level["episodes"] for level in both["levels"].values()] == [14, 14, 12]
+
+
+def test_training_tells_scores_by_level() -> None:
+    stats = CPUEpisodeStats(["1-1", "1-2", "1-1", "1-2"])
+    zeros = np.zeros(4)
+    step = {"episode_over": np.array([True, True, True, False]), "score": np.array([10.0, 20.0, 30.0, 99.0])}
+    step |= {"length": zeros, "episode_return": zeros, "lost": zeros, "won": np.array([False, True, True, True])}
+    stats.add(step)
+    found = stats.read()
+    assert {name: figure for name, figure in found.items() if name.startswith("level/")} == {
+        "level/1-1/episodes": 2,
+        "level/1-1/score": 20,
+        "level/1-1/win_rate": 0.5,
+        "level/1-2/episodes": 1,
+        "level/1-2/score": 20,
+        "level/1-2/win_rate": 1,
+    }
+    assert found["episodes"] == 3
+    assert stats.read() == {"episodes": 0}
+
+
 @pytest.mark.parametrize("options", [{"noops": -1}, {"patience": -1}, {"frame_skip": 0}])
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"env\.{next(iter(options))} is"):
@@ -379,6 +451,7 @@ def test_what_suits_it(old: None) -> None:
     config = plan.rules.config
     assert (config.frame_skip, config.grey, config.size, config.stack) == (4, True, 84, 4)
     assert (config.frame_max, config.reward_clip, config.patience, config.noops) == (False, False, 1200, 0)
+    assert config.show_action
     spec = plan.rules.game.spec(config)
     assert (spec.obs_shape, spec.num_actions, spec.score_name) == ((4, 84, 84), 7, "furthest x")
     assert plan.algo_config.net == "pixels"

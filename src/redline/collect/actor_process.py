@@ -118,9 +118,10 @@ class _Actor:
         check_spec(job.env, rules.game.spec(rules.config), job.spec)
         self.groups = []
         for group in job.groups:
-            envs = GymEnvs(rules.game, rules.config, group.num_envs, rules.time_limit, job.backplay, job.backplay_steps)
+            backplay = (job.backplay, job.backplay_steps)
+            envs = GymEnvs(rules.game, rules.config, group.num_envs, rules.time_limit, *backplay, group.first)
             envs.activity = self.status.activity
-            envs.reset(job.seed, job.number, group.first)
+            envs.reset(job.seed, job.number)
             ring = SharedRing(memory, group.ring_offset, SharedRingSpec.from_json(group.ring_spec))
             env_index = torch.arange(group.first, group.first + group.num_envs)
             episode_start = np.ones(group.num_envs, bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,23 +77,30 @@ class DeviceEpisodeStats(NamedTuple):
 class CPUEpisodeStats:
     """A list of ended episodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels: Sequence[str] = ()) -> None:
+        """levels (N,): the level that each environment plays; empty, or all of them empty: there is only one."""
+        self.levels = levels if any(levels) else ()
         self.ended: list[tuple[float, float, float, bool, bool]] = []  # score, length, return, truncated, won
+        self.ended_in: list[str] = []  # the level of each
 
     def add(self, step: Mapping[str, Array]) -> None:
         """Add the episodes that ended in a step.
 
         `step` holds (N,) arrays of all environments: `episode_over`, `score`, `length`, `episode_return`, `lost`, `won`.
         """
-        for env_index in np.flatnonzero(step["episode_over"]):
+        for env_index in np.flatnonzero(step["episode_over"]).tolist():
             score, length, episode_return, lost, won = (
                 step[name][env_index] for name in ("score", "length", "episode_return", "lost", "won")
             )
             self.ended.append((score, length, episode_return, not (lost or won), won))
+            self.ended_in.append(self.levels[env_index] if self.levels else "")
 
     def read(self) -> dict[str, float]:
-        """Return the means over episodes, see `EpisodeStats`, and forget them."""
-        episodes, self.ended = self.ended, []
+        """Return the means over episodes, see `EpisodeStats`, and forget them.
+
+        Where there are several levels, `level/NAME/episodes`, `…/score` and `…/win_rate` are those of each.
+        """
+        episodes, self.ended, levels, self.ended_in = self.ended, [], np.array(self.ended_in), []
         if not episodes:
             return {"episodes": 0}
         score, length, episode_return, truncated, won = np.array(episodes, dtype=np.float64).T
@@ -105,4 +112,15 @@ class CPUEpisodeStats:
             "reward": float(episode_return.mean()),
             "win_rate": float(won.mean()),
             "truncated": float(truncated.mean()),
+            **self._by_level(levels, score, won),
         }
+
+    def _by_level(self, levels: Array, score: Array, won: Array) -> dict[str, float]:
+        """Return the figures of each level that has any of the episodes, whose levels, scores and wins are (E,) each."""
+        figures: dict[str, float] = {}
+        for level in dict.fromkeys(self.levels):
+            its = levels == level
+            if its.any():
+                means = {"score": float(score[its].mean()), "win_rate": float(won[its].mean())}
+                figures |= {f"level/{level}/{name}": x for name, x in {"episodes": int(its.sum()), **means}.items()}
+        return figures

@@ -40,11 +40,10 @@ def make_collector(
     num_envs = len(envs.key)
 
     def in_this_process() -> SyncCollector:
-        gym_envs = GymEnvs(
-            rules.game, rules.config, num_envs, rules.time_limit, options.backplay, options.backplay_steps
-        )
+        backplay = (options.backplay, options.backplay_steps)
+        gym_envs = GymEnvs(rules.game, rules.config, num_envs, rules.time_limit, *backplay, learner.first_env)
         supervisor = EnvSupervisor(gym_envs, notify)
-        gym_envs.reset(options.seed, first=learner.first_env)
+        gym_envs.reset(options.seed)
         return SyncCollector(rules, learner, supervisor, device, prepare)
 
     if not options.actors:

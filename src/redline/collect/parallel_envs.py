@@ -203,7 +203,7 @@ def main() -> None:
             for line in sys.stdin:
                 command, *arguments = line.split()
                 if command == "reset":
-                    envs.reset(int(arguments[0]), first=job["first"])
+                    envs.reset(int(arguments[0]))
                 else:
                     envs.step(actions, active)
                 print("null", file=answers)
@@ -225,7 +225,7 @@ def _make_envs(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
     own: dict[str, Any] = {k: v[job["first"] : job["first"] + job["num_envs"]] for k, v in views.items()}
     rules = make_rules(job["env"], job["options"], job["time_limit"])
     check_spec(job["env"], rules.game.spec(rules.config), job["spec"])
-    envs = GymEnvs(rules.game, rules.config, job["num_envs"], job["time_limit"])
+    envs = GymEnvs(rules.game, rules.config, job["num_envs"], job["time_limit"], first=job["first"])
     actions, active = own.pop("actions"), own.pop("active")
     vars(envs).update(own, activity=activity)
     return envs, actions, active

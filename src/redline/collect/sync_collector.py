@@ -35,7 +35,8 @@ class CPUCollector(Collector):
     ) -> None:
         self.rules, self.learner, self.notify = rules, learner, notify
         self._advised = False  # to limit episodes
-        self.episode_stats = CPUEpisodeStats()
+        game: Any = rules.game
+        self.episode_stats = CPUEpisodeStats([game.level_of(learner.first_env + i) for i in range(num_envs)])
         spec = learner.spec
         self.frames = spec.frames
         frame = torch.zeros(num_envs, *frame_shape(spec), dtype=spec.obs_dtype, device=device)
@@ -152,7 +153,7 @@ class SyncCollector(CPUCollector):
         return self.supervisor.describe(env_index)
 
     def restart_episodes(self, seed: int, number: int) -> None:
-        self.envs.reset(seed, number, self.learner.first_env)
+        self.envs.reset(seed, number)
         self.episode_start.fill_(True)
 
     def close(self) -> None:

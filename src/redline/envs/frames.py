@@ -17,6 +17,7 @@ from redline.envs.gym_make import STEP_VALUES
 Array = np.ndarray[Any, Any]
 Weights = list[tuple[Array, Array]]  # see `_sparse_weights`
 _GREY = (77, 150, 29)  # weights of red, green and blue in 256ths
+_BAR_ROWS = 10  # a bar that shows the action is a tenth of an image high
 
 
 class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -26,6 +27,8 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
     brightest: show the pixelwise maximum of the last two images.
     grey, size: convert images to (size, size, 1) greyscale; images without channels (H, W) get one.
     sticky: probability, drawn for each repetition, that the previous action is taken instead.
+    show_action: draw the action of the last repetition into the top of the image: a black bar with a white field at one of
+        as many places as there are actions; no field at the start of an episode.
 
     An observation of another shape than announced, or with other numbers than bytes where bytes were announced, is an error
     that names the environment by `name`.
@@ -39,6 +42,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         grey: bool,
         size: int,
         sticky: float,
+        show_action: bool = False,
         name: str = "The environment",
     ) -> None:
         super().__init__(env)
@@ -50,9 +54,9 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.no_channels:
             assert space.shape is not None
             space = self.observation_space = spaces.Box(0, 255, (*space.shape, 1), np.uint8)
-        if brightest or grey or size:
+        if brightest or grey or size or show_action:
             if not is_image(space):
-                option = "frame_max" if brightest else "grey" if grey else "size"
+                option = "frame_max" if brightest else "grey" if grey else "size" if size else "show_action"
                 raise UserError(
                     f"env.{option} is set, but the observation of shape {space.shape} is no image; remove env.{option}."
                 )
@@ -64,6 +68,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self.resize = (_sparse_weights(_averages(height, size)), _sparse_weights(_averages(width, size)))
             shape = (size or height, size or width, 1 if grey else channels)
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.fields = self._action_fields() if show_action else None
         self.last_action: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -112,7 +117,31 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs = _grey(obs)[:, :, None]
         if self.resize is not None:
             obs = np.stack([_resized(obs[:, :, channel], *self.resize) for channel in range(obs.shape[2])], 2)
-        return obs
+        return obs if self.fields is None else self._with_action(obs)
+
+    def _action_fields(self) -> dict[Any, slice]:
+        """Return the columns of the field of each action."""
+        actions, shape = self.env.action_space, self.observation_space.shape
+        count = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
+        assert shape is not None
+        width = shape[1] // count if count else 0
+        if not width:
+            raise UserError(
+                f"env.show_action is set, but {self.name} has actions of {actions} and images {shape[1]} pixels wide; "
+                "expected actions that are one of a few (Discrete), no more of them than pixels."
+            )
+        first = int(actions.start)  # type: ignore[attr-defined]
+        return {first + number: slice(number * width, (number + 1) * width) for number in range(count)}
+
+    def _with_action(self, obs: Array) -> Array:
+        """Return a copy of the image with the bar that shows the last action."""
+        assert self.fields is not None
+        shown = obs.copy()
+        bar = shown[: max(1, len(shown) // _BAR_ROWS)]
+        bar[:] = 0
+        if self.last_action is not None:
+            bar[:, self.fields[self.last_action]] = 255
+        return shown
 
     def _as_announced(self, obs: Array, box: spaces.Box) -> Array:
         """Return the same numbers in the announced dtype; raise UserError where they do not fit the announced space."""

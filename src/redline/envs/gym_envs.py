@@ -39,17 +39,25 @@ class GymEnvs:
     """
 
     def __init__(
-        self, game: Any, config: Any, count: int, time_limit: int = 0, backplay: float = 0.0, backplay_steps: int = 32
+        self,
+        game: Any,
+        config: Any,
+        count: int,
+        time_limit: int = 0,
+        backplay: float = 0.0,
+        backplay_steps: int = 32,
+        first: int = 0,
     ) -> None:
         """Make `count` environments.
 
+        first: index of the first among the environments of all processes.
         backplay: fraction of episodes that start about `backplay_steps` before the last loss, where the game can restore
             snapshots. They are truncated after a while, and `episode_over` stays False: only whole games are counted.
         """
         self.game, self.config, self.time_limit = game, config, time_limit
-        self.backplay, self.backplay_steps = backplay, backplay_steps
+        self.backplay, self.backplay_steps, self.first = backplay, backplay_steps, first
         spec = game.spec(config)
-        self.envs = [self._make() for _ in range(count)]
+        self.envs = [self._make(env_index) for env_index in range(count)]
         self.obs = np.zeros((count, *frame_shape(spec)), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype)
         self.final_obs = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
@@ -59,7 +67,6 @@ class GymEnvs:
         self.lost = np.zeros(count, bool)  # the game terminated, was not truncated
         self.won = np.zeros(count, bool)  # the game was won, where the environment reports it
         self.activity: Any = env_activity.numbers()  # index being called and count of calls, read by watchdogs
-        self.first = 0  # index of the first among the environments of all processes
         self.seeds: list[int] = []  # of the last reset that had one
         # Called with an environment's number and the failure where it raised: replaces it, or raises.
         self.on_failure: Callable[[int, UserError], None] | None = None
@@ -74,19 +81,18 @@ class GymEnvs:
         self.length, self.score, self.episode_return = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
         self.started = False
 
-    def reset(self, seed: int, number: int = 0, first: int = 0) -> None:
+    def reset(self, seed: int, number: int = 0) -> None:
         """Start new episodes everywhere. Environment i, counted from `first`, is seeded with `seed`, `number` and i."""
         if not self.envs:
             raise RuntimeError(f"reset of {self.game.name} was called after close; make it anew.")
-        self.first = first
-        self.seeds = env_seeds(seed, number, first, len(self.envs))
+        self.seeds = env_seeds(seed, number, self.first, len(self.envs))
         for env_index in range(len(self.envs)):
             with self._calling(env_index):
                 try:
                     self._reset_one(env_index)
                 except (Exception, SystemExit) as error:
                     self._recover(env_index, "reset", error)
-        self.rng = np.random.default_rng([seed, number, first])
+        self.rng = np.random.default_rng([seed, number, self.first])
         for array in (self.length, self.score, self.episode_return, self.terminated, self.truncated):
             array[:] = 0
         for array in (self.ended, self.episode_over, self.won, self.left, self.failed):
@@ -95,10 +101,10 @@ class GymEnvs:
         self.discarded.clear()
         self.started = True
 
-    def _make(self) -> gymnasium.Env[Any, Any]:
+    def _make(self, i: int) -> gymnasium.Env[Any, Any]:
         with env_activity.calling(env_activity.MAKING):
             reach("env.make")
-            env: gymnasium.Env[Any, Any] = self.game.make(self.config)
+            env: gymnasium.Env[Any, Any] = self.game.make(self.config, env_index=self.first + i)
             return env
 
     def _reset_one(self, i: int) -> None:
@@ -114,7 +120,7 @@ class GymEnvs:
             self.envs[i].close()
         self.seeds[i], self.left[i], self.failed[i] = seed, 0, False
         try:
-            self.envs[i] = self._make()
+            self.envs[i] = self._make(i)
             self._reset_one(i)
         except (Exception, SystemExit) as error:
             raise self._failure(i, "reset", error) from error

@@ -45,6 +45,7 @@ class GymConfig:
     stack: int = 1  # frames in an observation
     obs_scale: tuple[float, ...] = ()  # factors of the numbers (images: channels) of an observation; empty: 1 / bound
     sticky: float = 0.0  # probability that the previous action is repeated instead
+    show_action: bool = False  # draw the last action into the top of images, so that the agent sees what is pressed
     life_loss: bool = False  # the learner sees the loss of a life as the end; the game and its score go on
     reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
     nonfinite: str = "stop"  # on NaN, infinite or too large rewards and observations: stop, or mask them
@@ -110,6 +111,7 @@ class GymGame:
     # Options that a continued run may change: they do not affect the games.
     RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
+    levels: tuple[str, ...] = ()  # names of several levels: environment i plays number i modulo their count; empty: one
     Config: type[GymConfig] = GymConfig
     State = GymState
 
@@ -123,18 +125,27 @@ class GymGame:
         """Return whether Gymnasium has an environment registered under the id `name`."""
         return name in gymnasium.registry
 
-    def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """Return one environment as registered, without preprocessing."""
+    def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
+        """Return one environment as registered, without preprocessing: number `env_index` among all."""
+        del env_index  # all are the same
         return open_env(self.name.removeprefix(PREFIX), config.kwargs, render_mode)
 
-    def make(self, config: GymConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """Return one environment whose observations are arrays, channels first, and whose actions count from 0."""
-        return self.prepare(self.open(config, render_mode), config)
+    def make(self, config: GymConfig, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
+        """Return one environment whose observations are arrays, channels first, and whose actions count from 0.
+
+        env_index: its number among all environments, which chooses its level where there are several.
+        """
+        return self.prepare(self.open(config, render_mode, env_index), config)
+
+    def level_of(self, env_index: int) -> str:
+        """Return the level that environment number `env_index` plays; empty where there is only one."""
+        return self.levels[env_index % len(self.levels)] if self.levels else ""
 
     def prepare(self, env: gymnasium.Env[Any, Any], config: GymConfig) -> gymnasium.Env[Any, Any]:
         """Return an environment with the preprocessing of these options."""
-        preprocessing = (config.frame_skip, config.frame_max, config.grey, config.size, config.sticky)
-        return ArrayWrapper(Frames(env, *preprocessing, name=self.name), self.name)
+        images = (config.frame_max, config.grey, config.size)
+        frames = Frames(env, config.frame_skip, *images, config.sticky, config.show_action, self.name)
+        return ArrayWrapper(frames, self.name)
 
     def spec(self, config: GymConfig) -> Spec:
         """Return the spec of the environment with these options; the environment is made once to read its spaces."""

@@ -1,4 +1,4 @@
-"""Super Mario Bros., level 1-1 or that of mario:WORLD-STAGE.
+"""Super Mario Bros., level 1-1, that of mario:WORLD-STAGE, or several (mario:1-1,1-2), dealt to the environments in turn.
 
 The package gym-super-mario-bros provides the emulator and the game. Version 7.4, the last one for Python before 3.13, was
 written for old Gym and NumPy 1; version 9 is written for Gymnasium and has other rewards. Only their emulator is used:
@@ -38,7 +38,7 @@ _SCREEN = (240, 256, 3)
 _STRIDE = 5  # pixels per frame, the most Mario can walk: a longer way is a pipe or the loop of a maze
 _PRIZE = 15.0  # reward for winning and penalty for dying, in pixels: six frames of running
 _TOO_LATE = 60  # frames from a snapshot to a loss within which the loss counts as unavoidable
-_LEVEL = re.compile(r"mario(?::([1-8])-([1-4]))?")
+_LEVEL = re.compile(r"([1-8])-([1-4])")
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,21 @@ class MarioGame(GymGame):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        level = _LEVEL.fullmatch(name)
-        if level is None:
-            raise UserError(f"There is no level '{name}'; worlds 1 to 8 have stages 1 to 4: mario:1-1 to mario:8-4.")
-        self.world, self.stage = int(level[1] or 1), int(level[2] or 1)
+        levels = (name.removeprefix("mario:") if ":" in name else "1-1").split(",")
+        for level in levels:
+            if not _LEVEL.fullmatch(level):
+                raise UserError(
+                    f"There is no level 'mario:{level}'; worlds 1 to 8 have stages 1 to 4: mario:1-1 to mario:8-4, or "
+                    "several, as in mario:1-1,1-2."
+                )
+            if levels.count(level) > 1:
+                raise UserError(f"{name} names level {level} {levels.count(level)} times; name every level once.")
+        self._targets = [(int(level[0]), int(level[2])) for level in levels]
+        self.levels = tuple(levels) if len(levels) > 1 else ()
 
-    def open(self, config: Any, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        return MarioEnv(self.world, self.stage, config.noops, config.patience, render_mode)
+    def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
+        world, stage = self._targets[env_index % len(self._targets)]
+        return MarioEnv(world, stage, config.noops, config.patience, render_mode)
 
     def check_installed(self) -> None:
         _emulator()

@@ -11,6 +11,7 @@ ALGO = cpu_envs.ALGO
 _RUN: Table = {
     "backplay": Setting(0.5, "replays the moments before a death more often than the way there"),
     "env.frame_skip": Setting(4, "people decide no faster"),
+    "env.show_action": Setting(True, "a jump needs the button released first, and the screen does not show it"),
 }
 
 # With these and `_PPO_MANY_CORES`, and actors that choose their own actions, nine of ten games reached the flag after a

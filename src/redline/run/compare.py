@@ -17,7 +17,7 @@ from redline.run.evaluate import Evaluation, evaluate_net
 from redline.run.statistics import bootstrap_runs, iqm
 
 _GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
-_VIEW = ("view", "sight")  # options that change the observation, not the rules
+_VIEW = ("view", "sight", "show_action")  # options that change the observation, not the rules
 
 
 def evaluate_runs(
@@ -81,7 +81,8 @@ def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
     with its mean score and its win rate.
     """
     games: dict[str, Any] = {name: torch.cat([getattr(outcome, name) for outcome in outcomes]) for name in _GAMES}
-    together = Evaluation(**games, stopped_by=outcomes[0].stopped_by).summary()
+    levels = tuple(level for outcome in outcomes for level in outcome.levels)
+    together = Evaluation(**games, stopped_by=outcomes[0].stopped_by, levels=levels).summary()
     scores = [outcome.scores.numpy() for outcome in outcomes]
     wins = [outcome.wins.double().numpy() for outcome in outcomes]
     means = np.array([values.mean() for values in scores])

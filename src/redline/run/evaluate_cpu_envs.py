@@ -30,7 +30,9 @@ class CPUGames:
         """Arguments as of `evaluate`, but for `slot_steps`: it truncates every game, and the next one begins."""
         self.rules, self.policy, self.seed = rules, policy, seed
         self.max_steps, self.slot_steps = max_steps, slot_steps
-        self.slots = min(episodes, _SLOTS)
+        game: Any = rules.game
+        levels = max(len(game.levels), 1)
+        self.slots = min(episodes, max(_SLOTS // levels, 1) * levels)  # as many of each level
         self.quota = episodes // self.slots + (np.arange(self.slots) < episodes % self.slots)
         self.limit = math.ceil(max_steps / self.slots) if max_steps else 0  # steps per slot, 0: no limit
         self.played, self.busy = np.zeros(self.slots, np.int64), np.ones(self.slots, bool)
@@ -54,7 +56,14 @@ class CPUGames:
             ending == Ending.TERMINATED.value,
             ending != Ending.RUNNING.value,
             "max_steps" if self.max_steps else "episodes",
+            self._levels(),
         )
+
+    def _levels(self) -> tuple[str, ...]:
+        """Return the level of every game, where there are several."""
+        game: Any = self.rules.game
+        played = enumerate(self.games) if game.levels else ()
+        return tuple(game.level_of(slot) for slot, games in played for _ in games)
 
     def _play(self, envs: GymEnvs | ParallelEnvs, progress: Callable[[int], None]) -> None:
         rules, steps = self.rules, 0

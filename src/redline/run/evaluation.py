@@ -6,9 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from redline.run.statistics import bootstrap, iqm, poisson_interval, share_interval
+
+# Figures of a level.
+_OF_LEVEL = (
+    "episodes",
+    "score_mean",
+    "score_low",
+    "score_high",
+    "length_mean",
+    "win_rate",
+    "win_rate_low",
+    "win_rate_high",
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +34,7 @@ class Evaluation:
     game_over: Tensor  # bool: terminated, neither truncated nor unfinished
     finished: Tensor  # bool: terminated or truncated
     stopped_by: str = "episodes"  # or max_steps
+    levels: tuple[str, ...] = ()  # (E,) the level of each game, where there are several
 
     def summary(self) -> dict[str, Any]:
         """The statistics of the games, named as the fields of `--json`.
@@ -30,6 +44,7 @@ class Evaluation:
         over. It estimates the mean of games played to their end if the end is equally likely at any score.
         `_low` and `_high` are the ends of a 95 % interval; `score_ci95` is half its width. A figure that cannot be
         estimated (an interval of one game, a score per game over without a game over) is None.
+        `levels`, where there are several, has the main figures of each by name.
         """
         count, scores = len(self.scores), self.scores.numpy()
         mean, middle = bootstrap(scores) if count > 1 else (None, None)
@@ -63,4 +78,13 @@ class Evaluation:
             "win_rate_high": won.high,
             "win_rate_interval": won_by,
             "steps_per_win": float(self.lengths[self.wins].mean()) if wins else None,
-        }
+        } | ({"levels": self._by_level()} if self.levels else {})
+
+    def _by_level(self) -> dict[str, dict[str, Any]]:
+        parts = {}
+        for level in dict.fromkeys(self.levels):
+            its = torch.tensor([played == level for played in self.levels])
+            endings = self.wins[its], self.game_over[its], self.finished[its]
+            summary = Evaluation(self.scores[its], self.lengths[its], *endings).summary()
+            parts[level] = {name: summary[name] for name in _OF_LEVEL}
+        return parts

@@ -23,6 +23,7 @@ _RECORDED = {  # metric -> field of the evaluation
     "eval_length": "length_mean",
     "eval_win_rate": "win_rate",
 }
+_OF_LEVEL = {"score": "score_mean", "win_rate": "win_rate"}
 
 
 class _Interrupted(Exception):
@@ -85,7 +86,10 @@ class PeriodicEvaluation:
         self.progress.say(
             f"Evaluation at step {steps:,}: score {result['score_mean']:.2f} ± {result['score_ci95']:.2f}."
         )
-        return {"env_steps": steps} | {name: result[field] for name, field in _RECORDED.items()}
+        record = {"env_steps": steps} | {name: result[field] for name, field in _RECORDED.items()}
+        for level, figures in result.get("levels", {}).items():
+            record |= {f"level/{level}/eval_{name}": figures[field] for name, field in _OF_LEVEL.items()}
+        return record
 
     def accept(self, record: Mapping[str, Any]) -> None:
         """Note an evaluation that was completed, on every rank."""

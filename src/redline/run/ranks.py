@@ -126,11 +126,16 @@ def merge_episode_stats(ranks: Ranks, own: dict[str, float]) -> dict[str, float]
     if not ranks.active:
         return own
     parts = [part for part in ranks.gather(own) if part["episodes"]]
-    episodes = sum(part["episodes"] for part in parts)
-    if not episodes:
+    if not parts:
         return {"episodes": 0}
-    merged = {name: sum(part[name] * part["episodes"] for part in parts) / episodes for name in parts[0]}
-    return merged | {"episodes": episodes, "score_max": max(part["score_max"] for part in parts)}
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    merged = {}
+    for name in names:
+        of, _, figure = name.rpartition("/")  # `level/1-1/score`: a mean over the episodes of that level
+        counts = [(part[name], part[f"{of}/episodes" if of else "episodes"]) for part in parts if name in part]
+        total = sum(count for _, count in counts)
+        merged[name] = total if figure == "episodes" else sum(value * count for value, count in counts) / total
+    return merged | {"score_max": max(part["score_max"] for part in parts)}
 
 
 # ---- checkpoints

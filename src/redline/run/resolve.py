@@ -49,11 +49,13 @@ def resolve(settings: Settings) -> Plan:
     algo, chosen_algo = _choose_algo(settings, game)
     settings = dataclasses.replace(settings, algo=algo.name)
     requested = _requested_algo_options(settings, algo)
-    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/]', '-', settings.env)}-{settings.algo}")
+    run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/,]', '-', settings.env)}-{settings.algo}")
     recommended = _collect_recommended(settings, game, machine, requested, run_dir)
     recommended |= _measured_before(settings, recommended, run_dir)
     rules, from_env = _build_rules(settings, game, recommended)
     num_envs = _requested_or(settings.num_envs, recommended["num_envs"])
+    if game.ON_CPU and num_envs.value < len(levels := game.levels):  # type: ignore[attr-defined]
+        raise UserError(f"num_envs is {num_envs.value}; expected at least one for each of the {len(levels)} levels.")
     backplay = _choose_backplay(settings, game, recommended)
     algo_config, from_algo = _build_algo_config(
         settings, algo, requested, recommended, num_envs.value, rules, device, run_dir

@@ -57,7 +57,8 @@ def _changed_identity(plan: Plan, before: dict[str, Any]) -> list[str]:
     differences = []
     for name, value in new.items():
         if isinstance(value, dict) and isinstance(old[name], dict):
-            then, now = before.get(name) or {}, plan.describe()[name]
+            defaults = vars(plan.rules.game.Config())  # of options that are new since then
+            then, now = defaults | (before.get(name) or {}), plan.describe()[name]
             prefix = name.removesuffix("_options")
             keys = [key for key in {**old[name], **value} if old[name].get(key) != value.get(key)]
             differences += [f"{prefix}.{key} was {then.get(key)!r}, now {now.get(key)!r}" for key in keys]

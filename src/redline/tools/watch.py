@@ -89,7 +89,7 @@ def _play_tensor_game(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 @torch.no_grad()
 def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
     game: Any = rules.game
-    envs, (camera,) = film(rules, 1)
+    envs, (camera,) = film(rules, 1, seed % len(game.levels) if game.levels else 0)
     try:
         envs.reset(seed)
         frames, begins = game.spec(rules.config).frames, torch.ones(1, dtype=torch.bool)
@@ -111,8 +111,11 @@ def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
         envs.close()
 
 
-def film(rules: Rules, count: int) -> tuple[GymEnvs, list[Camera]]:
-    """Return `count` CPU environments that render a picture at every reset and step; UserError where they cannot."""
+def film(rules: Rules, count: int, first: int = 0) -> tuple[GymEnvs, list[Camera]]:
+    """Return `count` CPU environments that render a picture at every reset and step; UserError where they cannot.
+
+    first: index of the first, which chooses its level where there are several.
+    """
     game: Any = rules.game
     # pygame draws into memory here: it must neither greet on standard output nor look for a screen or a loudspeaker.
     for name, value in (
@@ -121,7 +124,7 @@ def film(rules: Rules, count: int) -> tuple[GymEnvs, list[Camera]]:
         ("SDL_AUDIODRIVER", "dummy"),
     ):
         os.environ.setdefault(name, value)
-    envs = GymEnvs(game, rules.config, count, rules.time_limit)
+    envs = GymEnvs(game, rules.config, count, rules.time_limit, first=first)
     metadata = envs.envs[0].metadata
     if "rgb_array" not in {
         *metadata.get("render_modes", ()),
@@ -131,7 +134,9 @@ def film(rules: Rules, count: int) -> tuple[GymEnvs, list[Camera]]:
         raise _no_pictures(game.name)
     for env in envs.envs:
         env.close()
-    cameras = [Camera(game.make(rules.config, render_mode="rgb_array"), game.name) for _ in range(count)]
+    cameras = [
+        Camera(game.make(rules.config, "rgb_array", env_index), game.name) for env_index in range(first, first + count)
+    ]
     envs.envs = list(cameras)
     return envs, cameras
 

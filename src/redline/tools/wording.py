@@ -29,8 +29,17 @@ def evaluation(result: dict[str, Any], spec: Spec) -> str:
         figures["per game over"] = per_game_over(result)
     if spec.winnable:
         figures["won"] = _wins(result)
+    figures |= levels(result)
     title = f"{result['episodes']} games of {result['env']}, {result['actions']}, after {result['env_steps']:,} training steps"
     return "\n".join([title, *_lines(figures)])
+
+
+def levels(result: dict[str, Any]) -> dict[str, str]:
+    """Return a line for each level, by name, where the games were of several."""
+    return {
+        f"level {level}": f"{figures['score_mean']:.2f}, won {100 * figures['win_rate']:.1f} % of {figures['episodes']}"
+        for level, figures in result.get("levels", {}).items()
+    }
 
 
 def checkpoint_name(record: Mapping[str, Any]) -> str:
@@ -52,6 +61,7 @@ def comparison(result: dict[str, Any], spec: Spec) -> str:
         figures["per game over"] = per_game_over(result)
     if spec.winnable:
         figures["won"] = _wins(result)
+    figures |= levels(result)
     figures |= {"best run": result["best"], "worst run": result["worst"]}
     lines.append("over the runs (intervals by bootstrap over runs and the games of each)")
     return "\n".join([*lines, *_lines(figures)])
@@ -98,7 +108,7 @@ def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
         lines.append(
             f"{unfinished} of them were stopped after {result['eval_max_steps']:,} steps and count as they stood; {ended}."
         )
-    return lines
+    return [*lines, *_lines(levels(result))]
 
 
 def per_game_over(result: dict[str, Any]) -> str:
