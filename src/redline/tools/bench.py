@@ -72,7 +72,12 @@ def rate(call: Callable[[], None], seconds: float, device: torch.device, warm_up
 
 
 def rates(
-    call: Callable[[], None], seconds: float, device: torch.device, repeats: int, warm_up: int = _WARM_UP
+    call: Callable[[], None],
+    seconds: float,
+    device: torch.device,
+    repeats: int,
+    warm_up: int = _WARM_UP,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Return calls per second in each of `repeats` parts of at least `seconds` in all, after `warm_up` calls."""
     for _ in range(warm_up):
@@ -80,13 +85,13 @@ def rates(
     hardware.synchronize(device)
     chunk, measured = 1, list[float]()
     while len(measured) < repeats:
-        calls, started = 0, time.perf_counter()
+        calls, started = 0, clock()
         while True:
             for _ in range(chunk):
                 call()
             hardware.synchronize(device)
             calls += chunk
-            elapsed = time.perf_counter() - started
+            elapsed = clock() - started
             if elapsed >= seconds / repeats:
                 measured.append(calls / elapsed)
                 break
