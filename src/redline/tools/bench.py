@@ -77,9 +77,10 @@ def rates(
     device: torch.device,
     repeats: int,
     warm_up: int = _WARM_UP,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> list[float]:
     """Return calls per second in each of `repeats` parts of at least `seconds` in all, after `warm_up` calls."""
+    clock = clock or time.perf_counter
     for _ in range(warm_up):
         call()
     hardware.synchronize(device)
