@@ -79,15 +79,23 @@ def played(session: Session) -> dict[str, Tensor]:
     return {name: x.detach().cpu().clone() for name, x in tensors.items()}
 
 
-@pytest.mark.parametrize("way", WAYS)
+STILL = {"learning_rate": 1e-30, "learning_rate_end": 0.0}  # steps too small to see
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "compiled"])  # compiled+graph: below, sharing a session
 @pytest.mark.parametrize("game", GAMES)
 def test_plays_what_the_cpu_plays(game: str, way: str) -> None:
-    """With weights of 0 a policy has no rounding: games, actions and orders are bit-identical."""
-    tiny = {"learning_rate": 1e-30, "learning_rate_end": 0.0}
-    ours, theirs = session_of(DEVICE, WAYS[way], game, **tiny), session_of("cpu", WAYS["eager"], game, **tiny)
-    for session in (ours, theirs):
-        indifferent(session)
-        session.iterate(ITERATIONS)
+    session = session_of(DEVICE, WAYS[way], game, **STILL)
+    indifferent(session)
+    session.iterate(ITERATIONS)
+    assert_plays_what_the_cpu_plays(session, game)
+
+
+def assert_plays_what_the_cpu_plays(ours: Session, game: str) -> None:
+    """With weights of 0 a policy has no rounding: after ITERATIONS games, actions and orders are bit-identical."""
+    theirs = session_of("cpu", WAYS["eager"], game, **STILL)
+    indifferent(theirs)
+    theirs.iterate(ITERATIONS)
     expected, found = played(theirs), played(ours)
     assert expected["envs.played"].sum() > NUM_ENVS // 4
     for name, x in expected.items():
@@ -117,10 +125,15 @@ def test_graphed_equals_eager(game: str) -> None:
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_uniform: Callable[[Tensor], bool]) -> None:
-    session = session_of(DEVICE, WAYS["compiled+graph"], game, learning_rate=1e-30, learning_rate_end=0.0)
+def test_compiled_and_graphed_play_is_exact_and_new_and_never_waits(
+    game: str, looks_uniform: Callable[[Tensor], bool]
+) -> None:
+    """The games of the CPU, then iterations that never wait for the device, each with new actions: one session for all."""
+    session = session_of(DEVICE, WAYS["compiled+graph"], game, **STILL)
     indifferent(session)
-    session.iterate(GRAPHED)
+    session.iterate(ITERATIONS)
+    assert session._collect_and_learn.graph is not None
+    assert_plays_what_the_cpu_plays(session, game)
     torch.cuda.synchronize()
     rows = []
     for _ in range(20):
@@ -130,7 +143,6 @@ def test_an_iteration_never_waits_and_every_replay_is_new(game: str, looks_unifo
         finally:
             torch.cuda.set_sync_debug_mode("default")
         rows.append(session.learner.rollout.action.view(ROLLOUT, NUM_ENVS).clone())
-    assert session._collect_and_learn.graph is not None
     actions = torch.cat(rows).cpu()
     assert len({tuple(row.tolist()) for row in actions}) == 20 * ROLLOUT, "a replay took the same actions again"
     if not session.learner.spec.masked:
