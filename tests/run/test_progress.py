@@ -109,6 +109,19 @@ def test_the_seconds_of_activities_are_kept(stream: Stream, monkeypatch: pytest.
         assert progress.activity_seconds() == {"Loading": 2.5, "Compiling": 3.0}
 
 
+def test_records_of_learning_while_compiling_say_so(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress("title", "foods", file=stream) as progress:
+        progress.start_activity("Compiling", shows_records=True)
+        progress.explain("loss, function 2 of 5")
+        progress.show(RECORD, None, None)
+        line = stream.getvalue()
+        assert line.startswith("steps 1.23 M ")
+        assert "done -  left -" in line
+        assert line.rstrip().endswith("compiling loss, function 2 of 5")
+        monkeypatch.setattr(module, "_PLAIN_SECONDS", 0.0)
+        wait_for(stream, "Compiling: 0:0")  # no record for long, as where functions are read from the cache
+
+
 def test_a_pipe_is_never_silent_for_long(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_DOT_SECONDS", 0.05)
     with Progress("title", file=stream) as progress:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ DEFAULT_OPTIONS = CompilerOptions()
 class Compiler:
     """Compiles functions for a device, or returns them unchanged if disabled.
 
-    A function is compiled at its first call.
+    A function is compiled at its first call, or at the first one after `postponed` is set to False.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Compiler:
     ) -> None:
         """report: receives the name of the function that is compiled next, its number and the number of functions."""
         self.enabled, self.notify, self.report = enabled, notify, report
+        self.postponed = False  # functions run eagerly for now
         if mode not in COMPILE_MODES:
             raise UserError(f"compile_mode is '{mode}'; expected {', '.join(COMPILE_MODES)}.")
         on_gpu = device.type == "cuda"
@@ -138,7 +141,7 @@ class Compiler:
             nonlocal compiled
             if compiled is not None:
                 return compiled(*arguments)
-            if self.enabled:
+            if self.enabled and not self.postponed:
                 try:
                     reach("compile")
                     self.report(name, len(self.seconds) + 1, self._functions)
@@ -162,6 +165,7 @@ class Compiler:
         """Return the function as torch.compile does; it is compiled at its first call."""
         import torch._dynamo
 
+        copyreg.pickle(torch.memory_format, _reduce_memory_format)
         # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
         # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
@@ -171,6 +175,22 @@ class Compiler:
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
         self.notify(f"Running without compilation: torch.compile failed ({first_line(error)}).")
+
+
+class _TorchModule:
+    """Stands for the module torch in a pickle, which loads without this class."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, ("torch",)
+
+
+def _reduce_memory_format(memory_format: torch.memory_format) -> tuple[Any, ...]:
+    """Pickle a memory format, the same in every process.
+
+    Torch makes the keys of compiled functions on disk by pickling. By itself it pickles a memory format as an attribute of
+    the first loaded module that has imported torch, whichever that is: no other program would find the function.
+    """
+    return getattr, (_TorchModule(), str(memory_format).removeprefix("torch."))
 
 
 def _mode_options(mode: str) -> dict[str, str | int | bool | Callable[..., Any]]:

@@ -11,7 +11,7 @@ class Clock:
     """Seconds of a run over all its continuations: in total, and of training.
 
     Training starts with the first update: compilation and the collection of the first experience come before it. They are
-    repeated by every continuation and count against no budget.
+    repeated by every continuation and count against no budget. Updates while the compiler is at work are a bonus.
     """
 
     def __init__(self, seconds: float = 0.0, preparation: float = 0.0) -> None:

@@ -81,6 +81,11 @@ def check_memory(plan: Plan) -> int:
     return parts
 
 
+def fits_twice(plan: Plan) -> bool:
+    """Return whether another process with the same plan fits as well, judged by games and experience."""
+    return 4 * sum(estimate(plan, None)[plan.device].values()) < hardware.free_bytes(plan.device)
+
+
 def estimate(plan: Plan, probe: Probe | None, micro_batches: int = 1) -> dict[torch.device, dict[str, int]]:
     """Return the estimated bytes on each device at the peak of training, by the option that decides them.
 

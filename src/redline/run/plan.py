@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from redline import replay
 from redline.algos.algorithm import Algorithm
 from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine.distributed import SINGLE, Ranks
 from redline.envs import Rules
 from redline.recipes import Recipe, Setting
-from redline.replay.contract import UsesReplay
+from redline.replay.contract import Location, UsesReplay
 from redline.run.curriculum import Curriculum
 from redline.run.settings import Settings
 
@@ -59,6 +60,20 @@ class Plan:
         """Where this process keeps files of its own, such as a replay file: the run folder, or a folder in it for each rank."""
         ranks = self.ranks
         return self.run_dir / f"rank-{ranks.rank}-of-{ranks.size}" if ranks.size > 1 else self.run_dir
+
+    @property
+    def learns_while_compiling(self) -> bool:
+        """Whether training may begin uncompiled, while another process compiles its functions.
+
+        Compiled and eager results differ by rounding, and the clock decides when the one takes over from the other: never
+        where runs must repeat, nor where ranks must agree. On a GPU two processes would share the device and its memory.
+        """
+        settings, config = self.settings, self.algo_config
+        repeats = settings.steps is not None or settings.deterministic
+        # With a replay memory off the device, the other process would fill a file of its own.
+        files = isinstance(config, UsesReplay) and replay.load(config.replay).location != Location.DEVICE
+        alone = self.ranks.size == 1 and self.device.type == "cpu" and not self.rules.game.ON_CPU
+        return self.compile and alone and not files and not repeats
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -145,6 +145,7 @@ class Progress:
         self.console = Console(file=cast(TextIO, stream), highlight=False, quiet=quiet)
         self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
+        self._shows_records = False  # the activity does
         self._seconds: dict[str, float] = {}  # by activity that has ended
         self._fraction: float | None = None  # of the current activity, None: unknown
         self._detail = ""  # of the activity: time left, or a count
@@ -189,12 +190,16 @@ class Progress:
             self._said, self._last_sign = text, time.monotonic()
             self.console.print(text, soft_wrap=True, markup=False)
 
-    def start_activity(self, name: str, announce: bool = False) -> None:
-        """Show from now on what is being done, with the time it takes. announce: print the name in a pipe, too."""
+    def start_activity(self, name: str, announce: bool = False, shows_records: bool = False) -> None:
+        """Show from now on what is being done, with the time it takes.
+
+        announce: print the name in a pipe, too. shows_records: the activity shows log records, as training does.
+        """
         self._seconds = self.activity_seconds()
+        self._shows_records = shows_records or name == "Training"
         self._activity, self._activity_started = name, time.monotonic()
         self._fraction, self._detail = None, ""
-        self._last_line = time.monotonic() if name != "Training" else -_PLAIN_SECONDS
+        self._last_line = -_PLAIN_SECONDS if self._shows_records else time.monotonic()
         if announce and self._live is None:
             self.say(f"{name}…")
 
@@ -216,12 +221,18 @@ class Progress:
         if elapsed > _DOT_SECONDS and 0 < done < total:
             self._detail += f", about {duration(elapsed * (total - done) / done)} left"
 
-    def show(self, record: dict[str, Any], fraction: float, seconds_left: float | None) -> None:
-        """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors."""
+    def show(self, record: dict[str, Any], fraction: float | None, seconds_left: float | None) -> None:
+        """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors.
+
+        fraction: done of the training, None before its time counts: the activity and its detail are shown instead.
+        """
         left = duration(seconds_left) if seconds_left is not None else "-"
-        self._fraction = min(fraction, 1.0)
-        self._detail = f"{left} left" if seconds_left is not None else ""
-        self._figures = self._describe(record, f"{100 * self._fraction:.0f} %", left)
+        if fraction is None:
+            self._figures = self._describe(record, "-", left) | {self._activity.lower(): self._detail or "-"}
+        else:
+            self._fraction = min(fraction, 1.0)
+            self._detail = f"{left} left" if seconds_left is not None else ""
+            self._figures = self._describe(record, f"{100 * self._fraction:.0f} %", left)
         if "score" in record:
             self._scores.append(record["score"])
         if self._live is None and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
@@ -280,7 +291,7 @@ class Progress:
         if self._scores:
             score = self._figures.get(self.score_name, "-")
             lines.append(Text(f"{self.score_name} {score}  {sparkline(self._scores)}"))
-        elsewhere = (self.score_name, "done", "left")  # shown in the lines above
+        elsewhere = (self.score_name, "done", "left", self._activity.lower())  # shown in the lines above
         figures = {name: value for name, value in self._figures.items() if name not in elsewhere}
         learning = {label: figures.pop(label) for label in _LEARNING.values() if label in figures}
         for group in (figures, learning):
@@ -294,6 +305,8 @@ class Progress:
             now = time.monotonic()
             with self._lock:
                 if not self._activity or self._activity == "Training" or self._closed.is_set():
+                    continue
+                if self._shows_records and now - self._last_line < 1.5 * _PLAIN_SECONDS:
                     continue
                 if now - self._last_line >= _PLAIN_SECONDS:
                     self._last_line = self._last_sign = now

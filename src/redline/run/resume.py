@@ -158,7 +158,7 @@ def open_session(plan: Plan, notify: Notify, report: Notify) -> Session:
     for file, old in moved.items():
         file.rename(old)
     try:
-        session = Session(plan, notify, report)
+        session = Session(plan, notify, report, may_overlap=True)
     except BaseException:
         for file, old in moved.items():
             file.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,14 +16,17 @@ from redline.core.faults import reach, spoil
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
-from redline.run.memory import check_memory
+from redline.run.memory import check_memory, fits_twice
 from redline.run.plan import Plan, share_of
+from redline.run.precompile import Precompilation
 
 _BETWEEN, _PLAYING, _LEARNING = (
     "between iterations",
     "playing",
     "learning",
 )  # stages of an iteration, for `end_iteration`
+
+_EAGER_SECONDS = 10.0  # without an update, after which functions are compiled if they can be
 
 
 class Session:
@@ -33,8 +37,12 @@ class Session:
         plan: Plan,
         notify: Callable[[str], None],
         report: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+        may_overlap: bool = False,
     ) -> None:
-        """notify: receives messages. report: receives a few words on what is compiled or captured now."""
+        """notify: receives messages. report: receives a few words on what is compiled or captured now.
+
+        may_overlap: begin to play and learn uncompiled while another process compiles, if the plan allows it.
+        """
         self.plan, self.notify, self._report = plan, notify, report
         reach("session")
         own = share_of(plan)  # the part of this rank
@@ -46,7 +54,9 @@ class Session:
         settings = plan.settings
         if settings.interop_threads and (problem := hardware.set_interop_threads(settings.interop_threads)):
             notify(f"Running with {torch.get_num_interop_threads()} inter-op threads: {problem}.")
+        overlaps = may_overlap and plan.learns_while_compiling and fits_twice(plan)
         self.compiler = self._make_compiler()
+        self.compiler.postponed = overlaps
         runtime = fast.runtime(
             plan.device,
             plan.precision,
@@ -101,6 +111,15 @@ class Session:
         )
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
         self._stage = _BETWEEN  # of the iteration
+        self._precompilation: Precompilation | None = None
+        self._threads = torch.get_num_threads()
+        if overlaps:
+            self._precompilation = Precompilation(plan, notify, report)
+            # Threads wait for each other at every operation: none should wait for the core that compiles.
+            torch.set_num_threads(max(self._threads - 1, 1))
+        self._eager_until = time.monotonic() + _EAGER_SECONDS
+        self._eager_updates = -1  # updates when functions began to be compiled
+        self._updates_before = 0  # those of the checkpoint it continues from
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
@@ -112,6 +131,11 @@ class Session:
             plan.settings.compile_mode,
             lambda name, number, count: self._report(f"{name}, function {number} of at most {count}"),
         )
+
+    @property
+    def compiling(self) -> bool:
+        """Whether all updates so far were uncompiled, as another process compiles or has just done so."""
+        return self.compiler.postponed or self.updates == self._eager_updates
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""
@@ -204,8 +228,23 @@ class Session:
                 reach("warm_up")
                 self._collect_only()
             self._count_iteration()
+            if self._precompilation and self._precompilation.finished:
+                self._end_eager_learning()
             if interrupted():
                 return
+
+    def _end_eager_learning(self) -> None:
+        """Compile functions at their next call, from what is on disk by now; but have one update first."""
+        if self.updates == self._updates_before and time.monotonic() < self._eager_until:
+            return
+        self._stop_precompilation()
+        torch.set_num_threads(self._threads)
+        self.compiler.postponed, self._eager_updates = False, self.updates
+
+    def _stop_precompilation(self) -> None:
+        if self._precompilation:
+            self._precompilation.close()
+            self._precompilation = None
 
     def _count_iteration(self) -> None:
         self._stage = _BETWEEN
@@ -287,6 +326,7 @@ class Session:
     def close(self) -> None:
         """Release processes, threads and files. Nothing is called afterwards."""
         try:
+            self._stop_precompilation()
             self.stop_playing()
         finally:
             self.learner.close()
@@ -311,6 +351,7 @@ class Session:
                     saved = self.collector.adapt(saved)
                 copy_into(tensors, saved, what=group)
         self.iterations, self.updates = counters["iterations"], counters["updates"]
+        self._updates_before = self.updates
         lost = not self.learner.loaded() or ("replay" in own and "replay" not in groups)
         self.remembered = 0 if lost else counters["remembered"]
         if not self.collector.restores_episodes:

@@ -69,10 +69,11 @@ class Trainer:
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
-        self.start_seconds: dict[str, float] = {}  # by activity until the first update, and by compiled function
+        self.start_seconds: dict[str, float] = {}  # by activity until training time counts, and by compiled function
         self.last_score: float | None = None  # mean of the last log point at which an episode had ended
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
-        self._first_updated: tuple[float, int, int] | None = None  # seconds, steps and samples at the first update
+        # Seconds, steps and samples at the first update, the first compiled one where others came before.
+        self._first_updated: tuple[float, int, int] | None = None
         self._logged_updates = session.updates
         self._recorded_micro_batches = session.learner.micro_batches
         self.evaluation = PeriodicEvaluation(plan, session, progress, state.get("evaluated_at", 0))
@@ -88,7 +89,8 @@ class Trainer:
     def run(self) -> str:
         """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
         plan, session, signals, saved_at = self.plan, self.session, self.signals, time.monotonic()
-        self.progress.start_activity("Compiling" if plan.compile else "Preparing the first update")
+        in_foreground = plan.compile and not session.compiling
+        self.progress.start_activity("Compiling" if in_foreground else "Preparing the first update")
         signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
         self._evaluate_if_due()  # where a signal interrupted it before
         decision = self._decide(signals.caught or self.budget.reached(*self._used()), False, 1)
@@ -207,6 +209,9 @@ class Trainer:
         self.episodes += int(episode_stats["episodes"])
         if session.updates > self._logged_updates and self.first_update is None:
             self.first_update = time.time() - psutil.Process().create_time()
+            if session.compiling:
+                self.progress.start_activity("Compiling", shows_records=True)
+        if self.first_update is not None and self._first_updated is None and not session.compiling:
             self.clock.first_update()
             self._first_updated = self.clock.this_start, session.env_steps, session.samples_trained
             compiled = {f"Compiling {name}": seconds for name, seconds in session.compiler.seconds.items()}
@@ -237,7 +242,7 @@ class Trainer:
         if self.plan.ranks.leads:
             self.live_weights.publish(lambda: session.learner.trained_state()["model"], session.env_steps)
         done = self.budget.progress(*self._used())
-        self.progress.show(record, done, seconds_left(done, self.clock.training))
+        self.progress.show(record, None if session.compiling else done, seconds_left(done, self.clock.training))
         return record, seconds
 
     def _evaluate_if_due(self) -> None:

@@ -1,0 +1,140 @@
+"""Compile a run's functions in another process while this one plays and learns uncompiled.
+
+The process trains the same plan for one update and leaves what was compiled in torch's cache on disk, where this process
+then finds it. A thread would not do: while torch traces a function it replaces the methods of modules for the whole
+process, so that a network that runs eagerly in another thread fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redline.collect.child_process import describe_exit, die_with_parent, ignore_interrupts
+from redline.run.device_choice import cache_file, decisive, recall, remember
+from redline.run.plan import Plan, digest
+from redline.run.settings import Settings
+
+_CACHE = "compiled"  # name of the file that remembers compiled plans
+_PATIENCE = 1800.0  # seconds after which the process must hang
+# Parts of a plan that depend on the state of the machine, such as its free memory, and would come out differently.
+_DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "threads", "backplay")
+
+
+class Precompilation:
+    """The process that compiles a plan, unless torch's cache on disk has the plan already."""
+
+    def __init__(self, plan: Plan, notify: Callable[[str], None], report: Callable[[str], None]) -> None:
+        """notify: receives a message if the process fails. report: receives the function compiled now, from a thread."""
+        self._notify, self._report = notify, report
+        self._ends = time.monotonic() + _PATIENCE
+        self._process: subprocess.Popen[bytes] | None = None
+        key = _key(plan)
+        folder = recall(cache_file(_CACHE), key)
+        if isinstance(folder, str) and Path(folder).is_dir():
+            return
+        decided = {name: getattr(plan, name) for name in _DECIDED}
+        try:
+            request = pickle.dumps((os.getpid(), plan.settings, decided, key))
+            self._process = subprocess.Popen(
+                # A module of its own as __main__ would be imported twice.
+                [sys.executable, "-c", "from redline.run.precompile import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "REDLINE_FAULT": ""},
+                start_new_session=True,  # with a group of its own, which `close` ends: compilers are processes, too
+            )
+            assert self._process.stdin
+            with self._process.stdin as pipe:
+                pipe.write(request)
+        except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:
+            self.close()
+            self._process = None
+            notify(f"Compiling in this process, as no other could be started: {error}.")
+            return
+        threading.Thread(target=self._read, args=(self._process,), name="precompile", daemon=True).start()
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing to wait for: what could be compiled is on disk."""
+        return self._process is None or self._process.poll() is not None or time.monotonic() > self._ends
+
+    def close(self) -> None:
+        """End the process and those that it has started; a second call does nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        status = process.poll()
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if status:
+            self._notify(f"The process that compiles {describe_exit(status)}; functions are compiled in this one.")
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout
+        with process.stdout as lines:
+            for line in lines:
+                self._report(line.decode().strip())
+
+
+def _key(plan: Plan) -> str:
+    """Return the key under which torch's cache folder is remembered once the plan is compiled.
+
+    Torch alone decides what it takes from that folder. Where the key is too coarse, functions are compiled when called.
+    """
+    settings = plan.settings
+    switches = [plan.threads, plan.backplay, settings.fused_optimizer, settings.inference_mode, settings.compile_mode]
+    phases = plan.curriculum.describe() if plan.curriculum else []
+    code = [(str(path), path.stat().st_mtime_ns) for path in _sources(plan)]
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    return digest([torch.__version__, folder, decisive(plan), switches, phases, code])
+
+
+def _sources(plan: Plan) -> list[Path]:
+    """Return the files of the code that is compiled: this package, and the modules of game and algorithm."""
+    modules = [sys.modules[member.__module__] for member in (plan.rules.game.step, plan.algo.Learner)]
+    return sorted({*Path(__file__).parents[1].rglob("*.py"), *(Path(str(module.__file__)) for module in modules)})
+
+
+def serve() -> None:
+    """Compile the plan described on standard input, and name each function on standard output."""
+    out, sys.stdout = sys.stdout, sys.stderr  # nothing else may write between the names
+    parent, settings, decided, key = pickle.load(sys.stdin.buffer)
+    ignore_interrupts()
+    die_with_parent(parent)
+    if _compile(settings, decided, lambda text: print(text, file=out, flush=True)):
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        remember(cache_file(_CACHE), key, cache_dir())
+
+
+def _compile(settings: Settings, decided: dict[str, Any], report: Callable[[str], None]) -> bool:
+    """Train until the first update, so that every function is compiled; return whether all could be.
+
+    One that could not is tried again where it is called, and the reason is told there.
+    """
+    from redline.run.resolve import resolve
+    from redline.run.session import Session
+
+    with tempfile.TemporaryDirectory() as folder:  # a session writes nothing, but reads what a run has left
+        settings = dataclasses.replace(settings, resume="never", run_dir=f"{folder}/run")
+        plan = dataclasses.replace(resolve(settings), **decided)
+        with contextlib.closing(Session(plan, lambda _: None, report)) as session:
+            while not session.updates:
+                session.iterate(1)
+            return session.compiler.enabled

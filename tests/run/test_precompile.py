@@ -1,0 +1,279 @@
+"""Learning while another process compiles: eager until it has ended, the same numbers, no harm if it fails or is stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import newest, tiny
+
+from redline.run import precompile
+from redline.run import train as loop
+from redline.run.device_choice import cache_file, remember
+from redline.run.plan import Plan
+from redline.run.resolve import resolve
+from redline.run.session import Session
+from redline.run.settings import Settings
+from redline.run.signals import StopSignals
+
+PATIENCE = 800.0  # seconds, on a busy machine
+
+
+class Compiled:
+    """As torch.compile, which leaves functions as they are. `calls` are those of compiled functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        monkeypatch.setattr(torch, "compile", self.compile)
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        del options
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(function.__name__)
+            return function(*arguments)
+
+        return call
+
+
+class Stuck:
+    """As Precompilation, finished when it is told so."""
+
+    made: list[Stuck]
+
+    def __init__(self, plan: Plan, notify: Callable[[str], None], report: Callable[[str], None]) -> None:
+        del notify
+        self.plan, self.finished, self.closed = plan, False, False
+        report("step, function 1 of 3")
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Stuck]:
+    Stuck.made = []
+    monkeypatch.setattr("redline.run.session.Precompilation", Stuck)
+    return Stuck.made
+
+
+def same(ours: Session, theirs: Session) -> bool:
+    return all(
+        torch.equal(x, ours.tensors()[group][name])
+        for group, tensors in theirs.tensors().items()
+        for name, x in tensors.items()
+    )
+
+
+def test_a_session_learns_while_it_is_compiled_and_then_switches(
+    tmp_path: Path, stuck: list[Stuck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in for compiled code is the same function: every iteration must be done exactly once."""
+    compiled, reports = Compiled(monkeypatch), []
+    session = Session(resolve(tiny(tmp_path, compile=True)), pytest.fail, reports.append, may_overlap=True)
+    session.iterate(20)
+    assert session.updates > 10, "it waits for the compiler"
+    assert session.compiling
+    assert compiled.calls == []
+    assert reports == ["step, function 1 of 3"]
+    theirs, resumed = (Session(resolve(tiny(tmp_path)), pytest.fail) for _ in range(2))
+    resumed.load({g: {n: x.clone() for n, x in t.items()} for g, t in session.tensors().items()}, session.counters())
+    stuck[0].finished = True
+    session.iterate(1)
+    assert stuck[0].closed
+    assert session.compiling, "nothing compiled has run yet"
+    session.iterate(3)
+    assert not session.compiling
+    assert set(compiled.calls) == {"step", "loss", "apply"}
+    assert reports[1:] == [f"{name}, function {i} of at most 5" for i, name in enumerate(("step", "loss", "apply"), 1)]
+    for other in (theirs, resumed):
+        other.iterate(session.iterations - other.iterations)
+        assert same(session, other)
+    session.close()
+
+
+@pytest.mark.fault("D7")
+def test_a_compiler_that_fails_is_told_by_the_run_itself(
+    tmp_path: Path, stuck: list[Stuck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        del function, options
+        raise RuntimeError("no working compiler\nand a page more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    notes: list[str] = []
+    session = Session(resolve(tiny(tmp_path, compile=True)), notes.append, may_overlap=True)
+    stuck[0].finished = True
+    session.iterate(20)
+    assert not session.compiling
+    assert notes == ["Running without compilation: torch.compile failed (RuntimeError: no working compiler)."]
+    theirs = Session(resolve(tiny(tmp_path)), pytest.fail)
+    theirs.iterate(20)
+    assert same(session, theirs)
+
+
+def test_time_counts_from_the_first_compiled_update(
+    tmp_path: Path, stuck: list[Stuck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Compiled(monkeypatch)
+    iterate, eager = Session.iterate, []
+
+    def watched(self: Session, count: int, *rest: Any) -> None:
+        iterate(self, count, *rest)
+        stuck[0].finished = self.updates > 20
+        if self.compiling:
+            eager.append(self.updates)
+
+    monkeypatch.setattr(Session, "iterate", watched)
+    result = loop.train(tiny(tmp_path, compile=True, minutes=0.005, eval_episodes=0)).result
+    assert eager[-1] > 0, "nothing was learned before"
+    assert result["updates"] > eager[-1]
+    training = result["seconds"] - result["preparation_seconds"]
+    assert training >= 0.3, "the time before counts"
+    stages = result["start_seconds"]
+    assert {"Building games and networks", "Preparing the first update", "Compiling", "Compiling step"} <= stages.keys()
+    assert result["preparation_seconds"] >= stages["Compiling"]
+    assert newest(tmp_path).state["session"]["updates"] == result["updates"]
+
+
+@pytest.mark.fault("D7")
+def test_a_signal_meanwhile_saves_what_was_learned(
+    tmp_path: Path, stuck: list[Stuck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterate = Session.iterate
+    with StopSignals(lambda _: None) as signals:
+
+        def watched(self: Session, *rest: Any) -> None:
+            iterate(self, *rest)
+            if self.updates:
+                signals.caught = "SIGTERM"
+
+        monkeypatch.setattr(Session, "iterate", watched)
+        settings = tiny(tmp_path, compile=True, minutes=5.0, eval_episodes=0)
+        result = loop.train(settings, signals=signals).result
+    assert (result["stopped_by"], result["start_seconds"]) == ("SIGTERM", {})
+    assert newest(tmp_path).state["session"]["updates"] == result["updates"] > 0
+    assert stuck[0].closed
+    monkeypatch.setattr(Session, "iterate", iterate)
+    again = loop.train(tiny(tmp_path, steps=result["env_steps"] + 64, eval_episodes=0)).result
+    assert again["updates"] > result["updates"]
+
+
+def test_runs_that_must_repeat_are_compiled_before_they_learn(tmp_path: Path, stuck: list[Stuck]) -> None:
+    plan = resolve(tiny(tmp_path, compile=True))
+    assert plan.learns_while_compiling
+    for changes in ({"steps": 1000}, {"deterministic": True}, {"compile": False}, {"replay": "pinned"}):
+        other = resolve(tiny(tmp_path, **{"compile": True} | changes))
+        assert not other.learns_while_compiling, changes
+        assert not Session(other, pytest.fail, may_overlap=True).compiling, changes
+    assert not dataclasses.replace(plan, device=torch.device("cuda", 0)).learns_while_compiling
+    assert not Session(plan, pytest.fail).compiling, (
+        "only training begins so; a benchmark would measure the wrong thing"
+    )
+    assert stuck == []
+
+
+@pytest.mark.timeout(900)
+def test_the_other_process_compiles_what_this_one_then_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real compiler: all graphs of this process come from the disk, and the next run starts no process."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    reports: list[str] = []
+    algo = {"hidden": (8,), "learning_starts": 16}
+    options: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu", "threads": 1}
+    plan = resolve(Settings("toy_game", "dqn", compile=True, run_dir=str(tmp_path), algo_options=algo, **options))
+    precompilation = precompile.Precompilation(plan, pytest.fail, reports.append)
+    wait_for(precompilation)
+    precompilation.close()
+    assert [report.split(",")[0] for report in reports] == ["step", "loss", "apply"]
+    assert precompile.Precompilation(plan, pytest.fail, pytest.fail).finished, "it is not marked as compiled"
+    torch.compiler.reset()
+    counters.clear()
+    session = Session(plan, pytest.fail)
+    while not session.updates:
+        session.iterate(1)
+    counts = counters["aot_autograd"]
+    assert (counts["autograd_cache_hit"], counts["autograd_cache_miss"], counts["autograd_cache_bypass"]) == (3, 0, 0)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A plan that was never compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return resolve(tiny(tmp_path / "run", compile=True))
+
+
+@pytest.mark.fault("D7")
+def test_a_process_that_is_killed_is_told_once(cold: Plan) -> None:
+    notes: list[str] = []
+    precompilation = precompile.Precompilation(cold, notes.append, pytest.fail)
+    assert not precompilation.finished
+    process = precompilation._process
+    assert process
+    process.kill()
+    wait_for(precompilation)
+    precompilation.close()
+    precompilation.close()
+    assert notes == ["The process that compiles was ended by SIGKILL; functions are compiled in this one."]
+
+
+@pytest.mark.fault("D7")
+def test_the_other_process_ends_with_this_one(cold: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    precompilation = precompile.Precompilation(cold, pytest.fail, pytest.fail)
+    process = precompilation._process
+    assert process
+    monkeypatch.setattr(precompilation, "_ends", 0.0)
+    assert precompilation.finished, "a compiler that hangs would keep the run uncompiled for ever"
+    precompilation.close()
+    assert process.poll() is not None
+    assert precompilation.finished
+
+
+@pytest.mark.fault("D7")
+def test_without_a_process_functions_are_compiled_here(cold: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process(*arguments: Any, **options: Any) -> Any:
+        del arguments, options
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    notes: list[str] = []
+    assert precompile.Precompilation(cold, notes.append, pytest.fail).finished
+    assert notes == ["Compiling in this process, as no other could be started: Resource temporarily unavailable."]
+
+
+def test_a_plan_is_compiled_again_where_anything_changed(
+    cold: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = precompile._key(cold)
+    assert precompile._key(resolve(dataclasses.replace(cold.settings, seed=1))) == key
+    assert precompile._key(resolve(dataclasses.replace(cold.settings, num_envs=32))) != key
+    source = tmp_path / "game.py"
+    source.write_text("")
+    monkeypatch.setattr(sys.modules[cold.rules.game.step.__module__], "__file__", str(source))
+    changed = precompile._key(cold)
+    os.utime(source, (1, 1))
+    assert len({key, changed, precompile._key(cold)}) == 3
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    remember(cache_file("compiled"), precompile._key(cold), str(tmp_path))
+    assert precompile.Precompilation(cold, pytest.fail, pytest.fail).finished
+    remember(cache_file("compiled"), precompile._key(cold), str(tmp_path / "deleted"))
+    with pytest.raises(pytest.fail.Exception):
+        precompile.Precompilation(cold, pytest.fail, pytest.fail)
+
+
+def wait_for(precompilation: precompile.Precompilation) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not precompilation.finished:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
