@@ -553,6 +553,18 @@ def hindsight(file: Record) -> Iterator[Row]:
         )
 
 
+def growth(file: Record) -> Iterator[Row]:
+    """Return a row per curve of a file that bench/growth.py wrote, its points in order."""
+    units = {"games": "games", "boards": "cells", "capacity": "transitions", "width": "units", "actors": "actors"}
+    rows = [row for row in file["rows"] if "error" not in row]
+    for part, curve in dict.fromkeys((row["part"], row["curve"]) for row in rows):
+        line = [row for row in rows if (row["part"], row["curve"]) == (part, curve)]
+        xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"]["high"]) for row in line)
+        what = f"Growth with {part}: {curve[0].upper()}{curve[1:]}, {', '.join(xs)} {units[part]}"
+        kind = "samples" if part == "capacity" else "env-steps"
+        yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s")
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
@@ -571,6 +583,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "page-": page,
     "kernels-": kernels,
     "hindsight-": hindsight,
+    "growth-": growth,
 }
 
 

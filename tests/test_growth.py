@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,3 +60,17 @@ def test_a_failing_and_a_stuck_point_do_not_cost_the_others(
     assert stuck["error"] == "took too long"
     script.show([failed, measured, stuck])
     assert "failed: took too long" in capsys.readouterr().out
+
+
+def test_plots_and_rows_come_from_the_record(tmp_path: Path) -> None:
+    figure = {"value": 2e6, "low": 1e6, "high": 3e6, "repeats": 5}
+    row = {"part": "games", "curve": "Snake alone", "speed": figure, "bytes_each": 451.0}
+    rows = [row | {"x": 8}, row | {"x": 64}, {"part": "games", "curve": "Snake alone", "x": 512, "error": "too large"}]
+    machine = {"hardware": "NVIDIA H200, 16 CPU cores, x86_64", "commit": "abcdef0", "date": "2026-11-18"}
+    (tmp_path / "growth-h200.json").write_text(json.dumps(machine | {"rows": rows}))
+    page = load_script("make_benchmarks_page").page(tmp_path)
+    assert "| Growth with games: Snake alone, 8, 64 games | 3 M, 3 M env-steps/s | H200 | abcdef0 |" in page
+    plots = load_script("plot_growth")
+    assert plots.draw("games", [machine | {"rows": rows}], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert not plots.draw("width", [machine | {"rows": rows}], tmp_path / "none.png")
