@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import old_mario
 import pytest
@@ -690,20 +689,6 @@ def test_the_package_is_imported_without_a_word() -> None:
     code = "from redline.envs.mario import MarioEnv; env = MarioEnv(1, 1); env.reset(); env.step(1); env.close()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (found.stdout, found.stderr) == ("", "")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
-def test_atari_is_found_by_its_id() -> None:
-    plan = resolve(Settings("gym:ALE/Pong-v5", device="cpu"))
-    assert plan.rules.game.spec(plan.rules.config).obs_shape == (4, 84, 84)
-    assert str(plan.run_dir) == "runs/gym-ALE-Pong-v5-ppo"
-    assert (plan.rules.config.frame_skip, plan.rules.config.grey) == (1, True), "it repeats actions itself"
-    envs = GymEnvs(plan.rules.game, plan.rules.config, 2)
-    envs.reset(0)
-    play(envs, *[1] * 20)
-    assert envs.obs.any()
-    assert isinstance(envs.envs[0].unwrapped, gymnasium.Env)
-    envs.close()
 
 
 # Images.

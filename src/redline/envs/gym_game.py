@@ -23,7 +23,7 @@ from torch import Tensor
 
 from redline.core.errors import UserError
 from redline.core.records import Spec
-from redline.envs import env_activity, random_play
+from redline.envs import atari, env_activity, random_play
 from redline.envs.array_wrapper import ArrayWrapper
 from redline.envs.frames import Frames
 from redline.envs.gym_make import PREFIX, open_env, probe
@@ -46,6 +46,8 @@ class GymConfig:
     obs_scale: tuple[float, ...] = ()  # factors of the numbers (images: channels) of an observation; empty: 1 / bound
     sticky: float = 0.0  # probability that the previous action is repeated instead
     show_action: bool = False  # draw the last action into the top of images, so that the agent sees what is pressed
+    noops: int = 0  # most idle steps (of emulators: frames) before the agent plays; their number is random
+    fire: bool = False  # Atari: press FIRE at the start of an episode and after the loss of a life
     life_loss: bool = False  # the learner sees the loss of a life as the end; the game and its score go on
     reward_clip: bool = False  # learn from the sign of the reward; the score counts the full reward
     nonfinite: str = "stop"  # on NaN, infinite or too large rewards and observations: stop, or mask them
@@ -55,7 +57,7 @@ class GymConfig:
     kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # constructor arguments
 
     def __post_init__(self) -> None:
-        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("restarts", 0)):
+        for name, least in (("frame_skip", 1), ("size", 0), ("stack", 1), ("noops", 0), ("restarts", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"env.{name} is {getattr(self, name)}; expected at least {least}.")
         if not 0 <= self.binary <= 255:
@@ -128,7 +130,10 @@ class GymGame:
     def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
         """Return one environment as registered, without preprocessing: number `env_index` among all."""
         del env_index  # all are the same
-        return open_env(self.name.removeprefix(PREFIX), config.kwargs, render_mode)
+        name = self.name.removeprefix(PREFIX)
+        env = open_env(name, atari.constructor_arguments(name, config) | config.kwargs, render_mode)
+        starts = config.noops or config.fire
+        return atari.EpisodeStart(env, config.noops, config.fire, self.name) if starts else env
 
     def make(self, config: GymConfig, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
         """Return one environment whose observations are arrays, channels first, and whose actions count from 0.

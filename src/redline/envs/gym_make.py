@@ -22,11 +22,11 @@ from gymnasium.wrappers import Autoreset
 
 from redline.core.errors import EnvFailure, UserError, nearest
 from redline.core.registry import current_folder_importable
-from redline.envs import env_activity
+from redline.envs import atari, env_activity
 
 PREFIX = "gym:"  # before an id on the command line
 # Ids with this beginning are registered by a module that an extra of Redline installs.
-_EXTRAS = {"ALE/": ("ale_py", "atari")}
+_EXTRAS = {atari.PREFIX: ("ale_py", "atari")}
 # Ids with this beginning are registered by a package that must be named before the id.
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MiniWorld-": "miniworld", "highway-": "highway_env"}
 _announced: set[tuple[str, str]] = set()  # warnings that were printed: environment and text
@@ -38,6 +38,7 @@ class EnvInfo(NamedTuple):
 
     observation_space: spaces.Space[Any]
     kwargs: dict[str, Any]  # constructor arguments: registered ones and those given
+    action_meanings: tuple[str, ...]  # names of the actions, where the environment tells them
     old_api: bool  # the interface of Gym before 0.26
 
 
@@ -72,7 +73,7 @@ def _probe_once(name: str, kwargs: Mapping[str, Any]) -> EnvInfo:
             f"{PREFIX}{name} returned {values} value{'s' * (values > 1)} from step{last}; expected {STEP_VALUES}."
         )
     old_api = not (seeded and _is_pair(first)) or values == 4
-    return EnvInfo(env.observation_space, env.spec.kwargs if env.spec else {}, old_api)
+    return EnvInfo(env.observation_space, env.spec.kwargs if env.spec else {}, atari.action_meanings(env), old_api)
 
 
 def open_env(
@@ -182,11 +183,12 @@ def _import_module(name: str) -> None:
     for beginning, (module, extra) in _EXTRAS.items():
         if name.startswith(beginning):
             try:
-                importlib.import_module(module)
+                package = importlib.import_module(module)
             except ImportError as error:
                 raise UserError(
                     f"{PREFIX}{name} needs a package that is not installed; install it: pip install 'redline[{extra}]'."
                 ) from error
+            package.ALEInterface.setLoggerMode(package.LoggerMode.Error)  # no greeting from every process
     module, colon, _ = name.rpartition(":")
     if not colon:
         return

@@ -45,14 +45,14 @@ _LEVEL = re.compile(r"([1-8])-([1-4])")
 class MarioConfig(GymConfig):
     """Options of a level. A second has 60 frames."""
 
-    noops: int = 0  # most idle frames before the agent plays; their number is random
     patience: int = 1200  # frames without progress after which an episode is truncated; 0: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("noops", "patience"):
-            if getattr(self, name) < 0:
-                raise UserError(f"env.{name} is {getattr(self, name)}; expected at least 0.")
+        if self.patience < 0:
+            raise UserError(f"env.patience is {self.patience}; expected at least 0.")
+        if self.fire:
+            raise UserError("env.fire is set, but a level has no action FIRE; remove env.fire.")
         if self.kwargs:
             raise UserError(
                 f"env.kwargs is {self.kwargs}, but a level takes no constructor arguments; remove env.kwargs."

@@ -1,7 +1,7 @@
 """Recipe for Gymnasium environments (`gym:ID`), from what the environment shows: its observations and random play.
 
 - The observation is one of n states: a table of values, learned by DQN.
-- Large images: the usual preprocessing, and a network for pixels.
+- Large images: the usual preprocessing, and a network for pixels. Atari has the field's own, and more games at once.
 - All others, vectors and small boards: every number is scaled to about 1.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from redline.envs import atari
 from redline.envs.frames import is_image
 from redline.envs.gym_make import PREFIX, EnvInfo, probe
 from redline.games import Game
@@ -42,6 +43,15 @@ _VECTOR_PPO: Table = {
     "rollout_steps": Setting(by_device(cpu=128), "2,048 steps between updates: enough of an episode to learn from"),
     "batch_size": Setting(by_device(cpu=128), "sixteen steps per epoch, each with little overhead"),
 }
+
+# PPO's usual settings for Atari (Schulman et al. 2017: 8 games, batches of 256) for as many games as the cores can play.
+_ATARI_PPO: Table = {
+    "learning_rate": Setting(5e-4, "twice the usual rate: batches are about four times as large"),
+    "learning_rate_end": Setting(5e-5, "late updates refine"),
+    "clip_range": Setting(0.1, "as in Schulman et al. 2017"),
+    "epochs": Setting(4, "as in Schulman et al. 2017"),
+}
+_GAMES_PER_CORE = 8  # an emulator is fast: a group must keep its actor busy while the other one's actions are chosen
 
 _IMAGE_ALGOS = ("dqn", "ppo", "pqn")  # the algorithms these were tried with
 
@@ -97,11 +107,28 @@ def _is_table(env: EnvInfo) -> bool:
 def _large_image(request: Request, env: EnvInfo) -> dict[str, Setting]:
     """Return the preprocessing and the network for images of a game."""
     rows = image_settings(request, channels=(env.observation_space.shape or ())[2])
+    rows |= _atari(request, env) if atari.is_atari(request.game.name) else {}
     frame_skip = request.env_option("frame_skip")
-    if env.kwargs.get("frameskip", 1) == 1 and "frame_skip" not in request.env_options:
+    may_skip = atari.is_atari(request.game.name) or env.kwargs.get("frameskip", 1) == 1
+    if may_skip and "frame_skip" not in request.env_options:
         rows["env.frame_skip"] = Setting(4, "people decide no faster")
         frame_skip = 4
     if frame_skip != 1:
         rows["env.frame_max"] = Setting(True, "keeps flickering sprites visible")
     rows["env.reward_clip"] = Setting(True, "the same settings learn from rewards of any size")
+    return rows
+
+
+def _atari(request: Request, env: EnvInfo) -> dict[str, Setting]:
+    """Return what games of Atari have besides other images: how episodes start, and sizes for many cores."""
+    rows = {"env.noops": Setting(30, "no two games start alike, as in Mnih et al. 2015")}
+    if "FIRE" in env.action_meanings:
+        rows["env.fire"] = Setting(True, "some games wait for FIRE before they start")
+    if request.algo == "ppo":
+        rows |= _ATARI_PPO
+        if request.hardware.tier != "cpu-few":
+            games = _GAMES_PER_CORE * max(2, request.hardware.cores - 1)
+            rows["num_envs"] = Setting(games, "eight for each playing core share a forward pass")
+            rows["rollout_steps"] = Setting(64, "many games at once vary more than long ones")
+            rows["batch_size"] = Setting(games * 64 // 8, "an eighth of a rollout")
     return rows

@@ -14,6 +14,7 @@ from redline.games import Game
 RUN_SETTINGS = (
     "num_envs",
     "backplay",
+    "inference",
 )  # settings of the run; `env.*` are the environment's, all others the algorithm's
 
 
@@ -56,7 +57,7 @@ class Setting:
         return {"value": self.value, "source": self.source, "reason": self.reason}
 
 
-Table = dict[str, Setting]  # by name: `num_envs`, `backplay`, `env.NAME`, or NAME, an option of the algorithm
+Table = dict[str, Setting]  # by name: one of RUN_SETTINGS, `env.NAME`, or NAME, an option of the algorithm
 
 
 def for_hardware(table: Table, hardware: Hardware) -> dict[str, Setting]:

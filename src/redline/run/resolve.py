@@ -31,6 +31,7 @@ from redline.run.plan import HARDWARE, MEASURED, REQUESTED, Plan
 from redline.run.run_folder import CONFIG, ENV_ACTIVITY
 from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
+_MANY_CORES = 8  # from which processes that step at the same time pay for shorter steps, too
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
 
 
@@ -72,7 +73,7 @@ def resolve(settings: Settings) -> Plan:
         "threads": _choose_threads(settings.threads, machine, rules),
         "actors": _choose_actors(settings, rules, machine, num_envs.value, run_dir),
     }
-    chosen["inference"] = _choose_inference(settings, machine, chosen["actors"])
+    chosen["inference"] = _choose_inference(settings, machine, chosen["actors"], recommended)
     curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
     unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
     plan = Plan(
@@ -351,7 +352,7 @@ def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs:
         why = f"the process that trained this run before ended or hung while {which}"
     else:
         seconds = rules.game.step_seconds(rules.config)  # type: ignore[attr-defined]
-        if seconds < WORTH_A_PROCESS:
+        if seconds < (WORTH_A_PROCESS if machine.cores < _MANY_CORES else WORTH_A_PROCESS / 4):
             return Setting(0, f"a step takes {1e6 * seconds:,.0f} µs, less than handing it to another process", source)
         why = f"a step takes {1e3 * seconds:,.1f} ms"
     if machine.tier == "cpu-few":
@@ -359,9 +360,13 @@ def _count_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs:
     return Setting(min(max(1, machine.cores - 1), num_envs), f"{why}: all cores but one play", source)
 
 
-def _choose_inference(settings: Settings, machine: Hardware, actors: Setting) -> Setting:
+def _choose_inference(
+    settings: Settings, machine: Hardware, actors: Setting, recommended: Mapping[str, Setting]
+) -> Setting:
     if settings.inference != "auto":
         return Setting(settings.inference, "", REQUESTED)
+    if "inference" in recommended:
+        return recommended["inference"]
     if machine.kind == "cpu" and actors.value >= machine.cores:
         return Setting("actors", "actors and learner share the cores: no actor waits for an answer", HARDWARE)
     return Setting("central", "leaves the actors' cores to the environments", HARDWARE)
