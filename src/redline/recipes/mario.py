@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.recipes import cpu_envs
 from redline.recipes.gymnasium import image_settings
-from redline.recipes.recipe import Request, Setting, Table
+from redline.recipes.recipe import ByClass, Request, Setting, Table, by_device
 
 ALGO = cpu_envs.ALGO
 
@@ -25,6 +25,29 @@ _PPO: Table = {
     "ema_decay": Setting(0.998, "averaged weights play more steadily than those that explore"),
 }
 
+_DQN: Table = {
+    "gamma": _PPO["gamma"],
+    "learning_rate": Setting(2.5e-4, "each step is learned from many times"),
+    "n_step": Setting(5, "a jump lasts about that many decisions"),
+    "distribution": Setting("quantile", "a jump succeeds or fails: two outcomes, not their mean"),
+    "dueling": Setting(True, "in most frames every action does"),
+    "tau": Setting(0.005, "a target network that moves slowly keeps values from growing"),
+    "replay_capacity": Setting(ByClass(20_000, 100_000, 100_000, 200_000, 500_000), "7 KB a frame"),
+    "learning_starts": Setting(ByClass(1_000, 5_000, 5_000, 10_000, 20_000), "a few games of each environment"),
+    "epsilon_steps": Setting(by_device(cpu=20_000, gpu=200_000), "a tenth of some minutes of play"),
+    "epsilon_high": Setting(0.1, "some environments explore for ever"),
+    "epsilon_low": Setting(0.002, "and some play on to the flag"),
+}
+
+
+def _dqn_many_cores(cores: int) -> dict[str, Setting]:
+    games = 4 * max(2, cores - 1)
+    return {
+        "num_envs": Setting(games, "four for each playing core share a forward pass"),
+        "batch_size": Setting(min(512, 16 * games), "emulators are slow: learn from each step about sixteen times"),
+        "updates": Setting(max(1, games // 30), "emulators are slow: learn from each step about sixteen times"),
+    }
+
 
 def _ppo_many_cores(cores: int) -> dict[str, Setting]:
     games = 4 * max(2, cores - 1)
@@ -37,10 +60,13 @@ def _ppo_many_cores(cores: int) -> dict[str, Setting]:
 
 
 def settings(request: Request) -> dict[str, Setting]:
-    """Return settings for the emulator's screen; PPO has its own, and more games where there are many cores."""
+    """Return settings for the emulator's screen; PPO and DQN have their own, and more games where there are many cores."""
     rows = _RUN | image_settings(request, channels=3)
+    many_cores = request.hardware.tier != "cpu-few"
+    if request.on_gpu:
+        rows["inference"] = Setting("actors", "as in the measured run: no actor waits for the device")
     if request.algo == "ppo":
-        rows |= _PPO
-        if request.hardware.tier != "cpu-few":
-            rows |= _ppo_many_cores(request.hardware.cores)
+        rows |= _PPO | (_ppo_many_cores(request.hardware.cores) if many_cores else {})
+    elif request.algo == "dqn":
+        rows |= _DQN | (_dqn_many_cores(request.hardware.cores) if many_cores else {})
     return rows
