@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from redline.run import plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
@@ -47,3 +48,37 @@ def test_compiled_functions_are_read_from_disk(algo: str, tmp_path: Path, monkey
     assert counts[1] == {"hit": counts[0]["miss"], "miss": 0, "bypass": counts[0]["bypass"]}
     for name, x in models[0].items():
         torch.testing.assert_close(models[1][name], x, rtol=1e-2, atol=1e-3, msg=f"{name} differs")
+
+
+def test_two_processes_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process compiles the functions that learn; this one finds them and captures its graph as always."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(plan, "_CORES_TO_SHARE", 1)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    options: dict[str, Any] = {"hidden": (32, 32), "rollout_steps": 8}
+    settings = Settings(
+        "snake",
+        "ppo",
+        num_envs=128,
+        batch_size=128,
+        device=DEVICE,
+        curriculum=False,
+        compile=True,
+        algo_options=options,
+    )
+    torch.compiler.reset()
+    counters.clear()
+    session = Session(resolve(settings), pytest.fail, may_overlap=True)
+    other = session._precompilation
+    assert other
+    while session.iterations < 8:
+        session.iterate(1)
+    session.synchronize()
+    assert other._begun == ["compute_targets", "shuffle", "loss", "apply"]
+    found = counters["aot_autograd"]
+    assert found["autograd_cache_miss"] == 1, "of the step, which this process compiles"
+    assert found["autograd_cache_hit"] >= 3
+    assert session.env_steps == 8 * 8 * 128
+    session.close()

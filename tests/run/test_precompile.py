@@ -15,6 +15,7 @@ import pytest
 import torch
 from test_train import newest, tiny
 
+from redline.run import plan as plans
 from redline.run import precompile
 from redline.run import train as loop
 from redline.run.device_choice import cache_file, remember
@@ -184,27 +185,41 @@ def test_runs_that_must_repeat_are_compiled_before_they_learn(tmp_path: Path, st
 
 @pytest.mark.timeout(900)
 def test_the_other_process_compiles_what_this_one_then_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real compiler: all graphs of this process come from the disk, and the next run starts no process."""
+    """With the real compiler, as on a GPU: each process compiles a part; what the other compiles comes from the disk."""
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    reports: list[str] = []
+    monkeypatch.setattr(Plan, "shares_compilation", True)
     algo = {"hidden": (8,), "learning_starts": 16}
-    options: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu", "threads": 1}
+    options: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu", "steps": 1000}
     plan = resolve(Settings("toy_game", "dqn", compile=True, run_dir=str(tmp_path), algo_options=algo, **options))
-    precompilation = precompile.Precompilation(plan, pytest.fail, reports.append)
-    wait_for(precompilation)
-    precompilation.close()
-    assert [report.split(",")[0] for report in reports] == ["step", "loss", "apply"]
-    assert precompile.Precompilation(plan, pytest.fail, pytest.fail).finished, "it is not marked as compiled"
     torch.compiler.reset()
     counters.clear()
-    session = Session(plan, pytest.fail)
+    session = Session(plan, pytest.fail, may_overlap=True)
+    precompilation = session._precompilation
+    assert precompilation
+    assert not session.compiling, "learning waits"
     while not session.updates:
         session.iterate(1)
+    assert precompilation._begun == ["loss", "apply"]
     counts = counters["aot_autograd"]
-    assert (counts["autograd_cache_hit"], counts["autograd_cache_miss"], counts["autograd_cache_bypass"]) == (3, 0, 0)
+    assert (counts["autograd_cache_hit"], counts["autograd_cache_miss"], counts["autograd_cache_bypass"]) == (2, 1, 0)
+    wait_for(precompilation)
+    session.close()
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)  # not again
+    Session(plan, pytest.fail, may_overlap=True).close()
+
+
+def test_a_plan_on_a_gpu_is_compiled_by_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_CORES_TO_SHARE", 1)
+    plan = dataclasses.replace(resolve(tiny(tmp_path, compile=True, steps=1000)), device=torch.device("cuda", 0))
+    assert plan.shares_compilation
+    tuned = dataclasses.replace(plan.settings, compile_mode="max-autotune")
+    for other in ({"compile": False}, {"settings": tuned}, {"device": torch.device("cpu")}):
+        assert not dataclasses.replace(plan, **other).shares_compilation, other
+    monkeypatch.setattr(plans, "_CORES_TO_SHARE", 10_000)
+    assert not plan.shares_compilation
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ class Compiler:
         """report: receives the name of the function that is compiled next, its number and the number of functions."""
         self.enabled, self.notify, self.report = enabled, notify, report
         self.postponed = False  # functions run eagerly for now
+        self.skipped: tuple[str, ...] = ()  # names of functions that always do
         if mode not in COMPILE_MODES:
             raise UserError(f"compile_mode is '{mode}'; expected {', '.join(COMPILE_MODES)}.")
         on_gpu = device.type == "cuda"
@@ -141,7 +142,7 @@ class Compiler:
             nonlocal compiled
             if compiled is not None:
                 return compiled(*arguments)
-            if self.enabled and not self.postponed:
+            if self.enabled and not self.postponed and name not in self.skipped:
                 try:
                     reach("compile")
                     self.report(name, len(self.seconds) + 1, self._functions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from redline.run.settings import Settings
 
 # Sources of settings.
 REQUESTED, HARDWARE, MEASURED = "requested", "derived from the hardware", "derived from a measurement"
+_CORES_TO_SHARE = 8  # CPU cores from which on two processes compile faster than one
 DEFAULT_SOURCES = ("algorithm default", "environment default")
 
 
@@ -66,14 +68,27 @@ class Plan:
         """Whether training may begin uncompiled, while another process compiles its functions.
 
         Compiled and eager results differ by rounding, and the clock decides when the one takes over from the other: never
-        where runs must repeat, nor where ranks must agree. On a GPU two processes would share the device and its memory.
+        where runs must repeat. On a GPU both processes would take turns on the device.
         """
-        settings, config = self.settings, self.algo_config
-        repeats = settings.steps is not None or settings.deterministic
-        # With a replay memory off the device, the other process would fill a file of its own.
+        repeats = self.settings.steps is not None or self.settings.deterministic
+        return self.device.type == "cpu" and not repeats and self._compiles_anywhere
+
+    @property
+    def shares_compilation(self) -> bool:
+        """Whether another process may compile the functions that learn, while this one compiles the step of the games.
+
+        Learning starts once everything is compiled, with the same code. Modes that time kernels do so undisturbed.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        undisturbed = cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
+        return self.device.type == "cuda" and undisturbed and self._compiles_anywhere
+
+    @property
+    def _compiles_anywhere(self) -> bool:
+        """Whether another process can build the same session: not as a rank, nor with a replay memory in files."""
+        config = self.algo_config
         files = isinstance(config, UsesReplay) and replay.load(config.replay).location != Location.DEVICE
-        alone = self.ranks.size == 1 and self.device.type == "cpu" and not self.rules.game.ON_CPU
-        return self.compile and alone and not files and not repeats
+        return self.compile and self.ranks.size == 1 and not self.rules.game.ON_CPU and not files
 
     @property
     def reasons(self) -> dict[str, str]:

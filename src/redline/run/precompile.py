@@ -37,18 +37,28 @@ _DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "thread
 class Precompilation:
     """The process that compiles a plan, unless torch's cache on disk has the plan already."""
 
-    def __init__(self, plan: Plan, notify: Callable[[str], None], report: Callable[[str], None]) -> None:
-        """notify: receives a message if the process fails. report: receives the function compiled now, from a thread."""
+    def __init__(
+        self,
+        plan: Plan,
+        notify: Callable[[str], None],
+        report: Callable[[str], None],
+        skip: tuple[str, ...] = (),
+    ) -> None:
+        """notify: receives a message if the process fails. report: receives the function compiled now, from a thread.
+
+        skip: names of functions not to compile.
+        """
         self._notify, self._report = notify, report
+        self._skip, self._begun = skip, list[str]()  # functions that the process has begun to compile, in order
         self._ends = time.monotonic() + _PATIENCE
         self._process: subprocess.Popen[bytes] | None = None
-        key = _key(plan)
+        key = _key(plan, skip)
         folder = recall(cache_file(_CACHE), key)
         if isinstance(folder, str) and Path(folder).is_dir():
             return
-        decided = {name: getattr(plan, name) for name in _DECIDED}
+        decided = {name: getattr(plan, name) for name in _DECIDED} | {"graph": False}
         try:
-            request = pickle.dumps((os.getpid(), plan.settings, decided, key))
+            request = pickle.dumps((os.getpid(), plan.settings, decided, skip, key))
             self._process = subprocess.Popen(
                 # A module of its own as __main__ would be imported twice.
                 [sys.executable, "-c", "from redline.run.precompile import serve; serve()"],
@@ -73,6 +83,11 @@ class Precompilation:
         """Whether there is nothing to wait for: what could be compiled is on disk."""
         return self._process is None or self._process.poll() is not None or time.monotonic() > self._ends
 
+    def wait_for(self, function: str) -> None:
+        """Wait until a function is compiled, unless it is one to skip."""
+        while function not in (*self._skip, *self._begun[:-1]) and not self.finished:
+            time.sleep(0.05)
+
     def close(self) -> None:
         """End the process and those that it has started; a second call does nothing."""
         process, self._process = self._process, None
@@ -89,10 +104,12 @@ class Precompilation:
         assert process.stdout
         with process.stdout as lines:
             for line in lines:
-                self._report(line.decode().strip())
+                text = line.decode().strip()
+                self._begun.append(text.partition(",")[0])
+                self._report(text)
 
 
-def _key(plan: Plan) -> str:
+def _key(plan: Plan, skip: tuple[str, ...] = ()) -> str:
     """Return the key under which torch's cache folder is remembered once the plan is compiled.
 
     Torch alone decides what it takes from that folder. Where the key is too coarse, functions are compiled when called.
@@ -102,7 +119,7 @@ def _key(plan: Plan) -> str:
     phases = plan.curriculum.describe() if plan.curriculum else []
     code = [(str(path), path.stat().st_mtime_ns) for path in _sources(plan)]
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    return digest([torch.__version__, folder, decisive(plan), switches, phases, code])
+    return digest([torch.__version__, folder, decisive(plan), switches, phases, skip, code])
 
 
 def _sources(plan: Plan) -> list[Path]:
@@ -114,17 +131,17 @@ def _sources(plan: Plan) -> list[Path]:
 def serve() -> None:
     """Compile the plan described on standard input, and name each function on standard output."""
     out, sys.stdout = sys.stdout, sys.stderr  # nothing else may write between the names
-    parent, settings, decided, key = pickle.load(sys.stdin.buffer)
+    parent, settings, decided, skip, key = pickle.load(sys.stdin.buffer)
     ignore_interrupts()
     die_with_parent(parent)
-    if _compile(settings, decided, lambda text: print(text, file=out, flush=True)):
+    if _compile(settings, decided, skip, lambda text: print(text, file=out, flush=True)):
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         remember(cache_file(_CACHE), key, cache_dir())
 
 
-def _compile(settings: Settings, decided: dict[str, Any], report: Callable[[str], None]) -> bool:
-    """Train until the first update, so that every function is compiled; return whether all could be.
+def _compile(settings: Settings, decided: dict[str, Any], skip: tuple[str, ...], report: Callable[[str], None]) -> bool:
+    """Train until the first update, so that every function but those to skip is compiled; return whether all could be.
 
     One that could not is tried again where it is called, and the reason is told there.
     """
@@ -135,6 +152,7 @@ def _compile(settings: Settings, decided: dict[str, Any], report: Callable[[str]
         settings = dataclasses.replace(settings, resume="never", run_dir=f"{folder}/run")
         plan = dataclasses.replace(resolve(settings), **decided)
         with contextlib.closing(Session(plan, lambda _: None, report)) as session:
+            session.compiler.skipped = skip
             while not session.updates:
                 session.iterate(1)
             return session.compiler.enabled

@@ -41,7 +41,8 @@ class Session:
     ) -> None:
         """notify: receives messages. report: receives a few words on what is compiled or captured now.
 
-        may_overlap: begin to play and learn uncompiled while another process compiles, if the plan allows it.
+        may_overlap: have another process compile, if the plan allows it: everything, while this one begins to play and
+        learn uncompiled, or a part.
         """
         self.plan, self.notify, self._report = plan, notify, report
         reach("session")
@@ -54,7 +55,9 @@ class Session:
         settings = plan.settings
         if settings.interop_threads and (problem := hardware.set_interop_threads(settings.interop_threads)):
             notify(f"Running with {torch.get_num_interop_threads()} inter-op threads: {problem}.")
-        overlaps = may_overlap and plan.learns_while_compiling and fits_twice(plan)
+        overlaps, shares = plan.learns_while_compiling, plan.shares_compilation
+        if not (may_overlap and (overlaps or shares) and fits_twice(plan)):
+            overlaps = shares = False
         self.compiler = self._make_compiler()
         self.compiler.postponed = overlaps
         runtime = fast.runtime(
@@ -113,7 +116,9 @@ class Session:
         self._stage = _BETWEEN  # of the iteration
         self._precompilation: Precompilation | None = None
         self._threads = torch.get_num_threads()
-        if overlaps:
+        if shares:
+            self._precompilation = Precompilation(plan, notify, lambda _: None, skip=(self.collector.step.__name__,))
+        elif overlaps:
             self._precompilation = Precompilation(plan, notify, report)
             # Threads wait for each other at every operation: none should wait for the core that compiles.
             torch.set_num_threads(max(self._threads - 1, 1))
@@ -129,8 +134,13 @@ class Session:
             plan.device,
             plan.recipe.compiler,
             plan.settings.compile_mode,
-            lambda name, number, count: self._report(f"{name}, function {number} of at most {count}"),
+            self._before_compiling,
         )
+
+    def _before_compiling(self, name: str, number: int, count: int) -> None:
+        self._report(f"{name}, function {number} of at most {count}")
+        if self._precompilation:
+            self._precompilation.wait_for(name)
 
     @property
     def compiling(self) -> bool:
@@ -229,17 +239,18 @@ class Session:
                 self._collect_only()
             self._count_iteration()
             if self._precompilation and self._precompilation.finished:
-                self._end_eager_learning()
+                self._read_compiled()
             if interrupted():
                 return
 
-    def _end_eager_learning(self) -> None:
-        """Compile functions at their next call, from what is on disk by now; but have one update first."""
-        if self.updates == self._updates_before and time.monotonic() < self._eager_until:
-            return
-        self._stop_precompilation()
-        torch.set_num_threads(self._threads)
-        self.compiler.postponed, self._eager_updates = False, self.updates
+    def _read_compiled(self) -> None:
+        """Compile functions at their next call, from what is on disk by now; but have one update before."""
+        learned = self.updates > self._updates_before or time.monotonic() > self._eager_until
+        if self.compiler.postponed and learned:
+            torch.set_num_threads(self._threads)
+            self.compiler.postponed, self._eager_updates = False, self.updates
+        if not self.compiler.postponed:
+            self._stop_precompilation()
 
     def _stop_precompilation(self) -> None:
         if self._precompilation:
