@@ -1,8 +1,8 @@
 """Where the time of an iteration goes on a GPU, kernel by kernel: `python bench/kernels.py [--only NAME] [--out FILE]`.
 
-For each learner of bench/learners.py, and for Snake played at random, one iteration of the captured graph is traced. Kernels
-are summed by name; what the compiler fused is told by the name that it gave. The table shows the milliseconds of each kernel
-in an iteration, how often it was launched, and its share.
+For each learner of bench/learners.py, for DQN on Tetris and for games alone, one iteration of the captured graph is traced.
+Kernels are summed by name; what the compiler fused is told by the name that it gave. The table shows the milliseconds of each
+kernel in an iteration, how often it was launched, and its share.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from learners import LEARNERS, make_session
+from redline import recipes
 from redline.engine import fast
 from redline.envs import make_rules
+from redline.run.resolve import resolve
+from redline.run.session import Session
+from redline.run.settings import Settings
 from redline.tools.bench import EnvLoop, describe_machine, rate
+from tetris import Greedy
 
 GAMES = {"snake-65536": ("snake", 65536), "snake-1048576": ("snake", 1048576), "tetris-65536": ("tetris", 65536)}
+GREEDY = "tetris-greedy-65536"  # over all afterstates, by a linear controller
+AFTERSTATES = "tetris-dqn-16384"  # DQN on afterstates, with the settings of the bare command but for the sizes
+CASES = (*LEARNERS, *GAMES, GREEDY, AFTERSTATES)
 WARM_UP = 8  # iterations: compilation and graph capture
 
 
@@ -29,10 +37,32 @@ def cases(name: str) -> tuple[Callable[[], None], int, Callable[[], None]]:
     if name in LEARNERS:
         session = make_session(name)
         return lambda: session.iterate(1), session.steps_per_iteration, session.close
-    env, games = GAMES[name]
+    if name == AFTERSTATES:
+        session = afterstates_session(16384)
+        return lambda: session.iterate(1), session.steps_per_iteration, session.close
+    env, games = GAMES.get(name, ("tetris", 65536))
     device = torch.device("cuda")
-    played = EnvLoop(make_rules(env, {}), games, device, fast.Compiler(True, print, device), graph=True)
-    return played.call, games, lambda: None
+    rules = make_rules(env, {})
+    compiler = fast.Compiler(True, print, device, recipes.compiler_options(rules.game))
+    if name == GREEDY:
+        return Greedy(rules, "DT-10", games, device, compiler, graph=True).call, games, lambda: None
+    return EnvLoop(rules, games, device, compiler, graph=True).call, games, lambda: None
+
+
+def afterstates_session(games: int) -> Session:
+    """Return DQN on the afterstates of Tetris, one sample learned for each step played."""
+    options = {"batch_size": games, "n_step": 1, "learning_starts": 0, "replay_capacity": 64 * games, "updates": 1}
+    settings = Settings(
+        env="tetris",
+        algo="dqn",
+        num_envs=games,
+        device="cuda",
+        compile=True,
+        graph=True,
+        curriculum=False,
+        algo_options=options,
+    )
+    return Session(resolve(settings), print)
 
 
 def kernels(iterate: Callable[[], None]) -> Iterator[tuple[str, float, int]]:
@@ -49,13 +79,13 @@ def kernels(iterate: Callable[[], None]) -> Iterator[tuple[str, float, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[*LEARNERS, *GAMES], action="append")
+    parser.add_argument("--only", choices=CASES, action="append")
     parser.add_argument("--seconds", type=float, default=0.7)
     parser.add_argument("--top", type=int, default=14)
     parser.add_argument("--out")
     arguments = parser.parse_args()
     record: dict[str, Any] = {**describe_machine("cuda"), "cases": {}}
-    for name in arguments.only or [*LEARNERS, *GAMES]:
+    for name in arguments.only or CASES:
         iterate, steps, close = cases(name)
         speed = steps * rate(iterate, arguments.seconds, torch.device("cuda"), warm_up=WARM_UP)
         found = list(kernels(iterate))
