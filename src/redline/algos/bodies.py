@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.algos.conv import Conv, PixelBatchNorm, PixelConv, PixelNorm, Residual
-from redline.algos.dense import Dense, Scale, activate, precision, round_up
+from redline.algos.dense import Dense, Scale, TwinMLP, activate, precision, round_up
+from redline.algos.fused_mlp import fused_mlp, suits
 from redline.algos.network_config import NetworkConfig, gather, masked
 from redline.core.errors import UserError
 from redline.core.records import Spec
@@ -24,14 +25,43 @@ _PIXELS = ((8, 4), (4, 2), (3, 1))  # kernel and stride of the convolutions of i
 class Flat(nn.Module):
     """Flatten and scale observations: (B, …) -> (B, width), padded, in the network's precision."""
 
+    factors: Tensor
+
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         inputs = math.prod(spec.obs_shape)
         self.width = round_up(inputs, 8)  # 300 inputs would miss the 16-byte alignment of tensor cores
         self.pad, self.scale = self.width - inputs, Scale(spec)
+        factors = self.scale.scale.expand(spec.obs_shape).flatten()
+        self.register_buffer("factors", factors, persistent=False)  # (inputs,): the scale of each
 
     def forward(self, obs: Tensor) -> Tensor:
         return F.pad(self.scale(obs).flatten(1), (0, self.pad))
+
+
+def flat_then_dense(flat: Flat, dense: Dense | TwinMLP, obs: Tensor, fused: bool) -> Tensor:
+    """Return dense(flat(obs)), with `fused` from one kernel for all layers where there is one."""
+    layers, half = dense.layers_to_fuse() if fused else (), precision(obs)
+    rows = obs.flatten(1)
+    if suits(rows, layers, half):
+        return dense.values(fused_mlp(rows, flat.factors, layers, dense.norm, half))
+    out: Tensor = dense(flat(obs))
+    return out
+
+
+class TwinsOnPlanes(nn.Sequential):
+    """Two MLPs with the same flattened input. (B, …) -> (B, 2, at least 4) float32."""
+
+    def __init__(self, spec: Spec, config: NetworkConfig) -> None:
+        flat = Flat(spec)
+        super().__init__(flat, TwinMLP(flat.width, config.hidden, spec.num_actions, config.layer_norm))
+        self.fused = config.fused_mlp
+
+    def forward(self, obs: Tensor) -> Tensor:
+        flat, twins = self
+        assert isinstance(flat, Flat)
+        assert isinstance(twins, TwinMLP)
+        return flat_then_dense(flat, twins, obs, self.fused)
 
 
 class MLP(nn.Module):
@@ -41,9 +71,10 @@ class MLP(nn.Module):
         super().__init__()
         self.flat = Flat(spec)
         self.dense = Dense(self.flat.width, config.hidden, spec.num_actions, config.layer_norm, dueling)
+        self.fused = config.fused_mlp
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        return masked(self.dense(self.flat(obs)), legal)
+        return masked(flat_then_dense(self.flat, self.dense, obs, self.fused), legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
         return gather(self(obs), action)

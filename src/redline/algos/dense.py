@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.algos.fused_mlp import Layers
 from redline.core.records import Spec
 
 
@@ -42,7 +43,10 @@ class Head(nn.Module):
         self.out = nn.Linear(features, round_up(num_actions + dueling, 8))
 
     def forward(self, features: Tensor) -> Tensor:
-        out: Tensor = self.out(features).to(torch.float32)
+        return self.values(self.out(features).to(torch.float32))
+
+    def values(self, out: Tensor) -> Tensor:
+        """Return the action values from the outputs of the linear layer, float32."""
         if not self.dueling:
             return out[:, : self.num_actions]
         value, advantages = out[:, :1], out[:, 1 : 1 + self.num_actions]
@@ -109,6 +113,17 @@ class Dense(nn.Module):
         out: Tensor = self.head(x)
         return out
 
+    def layers_to_fuse(self) -> Layers:
+        """Return weight and bias of each layer, the head last; none where some are noisy."""
+        layers = [*self.layers, self.head.out]
+        if not all(type(layer) is nn.Linear for layer in layers):
+            return ()
+        return tuple((layer.weight, layer.bias) for layer in layers)
+
+    def values(self, out: Tensor) -> Tensor:
+        """Return what `forward` returns, from the outputs of the last layer."""
+        return self.head.values(out)
+
 
 class BlockDiagonalLinear(nn.Linear):
     """Two independent linear layers in one matrix product: each half of the outputs depends on its half of the inputs.
@@ -151,8 +166,19 @@ class TwinMLP(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, BlockDiagonalLinear)
             x = self._layer(x, layer, layer.masked_weight())
-        out: Tensor = self.head(x).unflatten(1, (2, -1)).to(torch.float32)
-        return out
+        return self.values(self.head(x).to(torch.float32))
+
+    def layers_to_fuse(self) -> Layers:
+        """Return weight and bias of each layer, the head last; none with normalisation, which is of each twin by itself."""
+        if self.norm:
+            return ()
+        blocks = [layer for layer in (*self.layers, self.head) if isinstance(layer, BlockDiagonalLinear)]
+        return ((self.first.weight, self.first.bias), *((layer.masked_weight(), layer.bias) for layer in blocks))
+
+    def values(self, out: Tensor) -> Tensor:
+        """Return what `forward` returns, from the outputs of the last layer."""
+        twins: Tensor = out.unflatten(1, (2, -1))
+        return twins
 
     def _layer(self, x: Tensor, layer: nn.Linear, weight: Tensor) -> Tensor:
         if not self.norm:

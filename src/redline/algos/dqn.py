@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from redline import replay
 from redline.algos import dqn_options, learner, networks
 from redline.algos.exploration import epsilon_greedy, epsilon_ladder
-from redline.algos.metrics import read_means
+from redline.algos.metrics import batch_mean, read_means
 from redline.algos.network_config import share_buffers
 from redline.algos.noisy import draw_noise
 from redline.algos.optimizer import Optimizer, flatten, linear
@@ -252,8 +252,8 @@ class Learner(learner.Learner):
             td_error = losses
         td_error = torch.where(batch.weight > 0, td_error.detach(), 0.0)
         parts = self.samples_per_update / len(batch.action)
-        loss = (losses * batch.weight).mean() / parts
-        means = torch.stack([values.detach().mean(), td_error.abs().mean()]) / parts
+        loss = batch_mean(losses * batch.weight) / parts
+        means = torch.stack([batch_mean(values.detach()), batch_mean(td_error.abs())]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), means]), batch.place, td_error
 
     def update(self) -> None:

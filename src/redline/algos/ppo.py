@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos import networks, on_policy
+from redline.algos.metrics import batch_mean
 from redline.algos.network_config import gather, share_buffers
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner, part_count
 from redline.algos.on_policy import fill_defaults as fill_defaults
@@ -72,7 +73,7 @@ def standardize(advantages: Tensor, deviation: Tensor, mean: Tensor) -> Tensor:
 def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """Return the clipped surrogate loss () of three (B,)."""
     ratio = (logp - old_logp).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages).mean()
+    return -batch_mean(torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages))
 
 
 @torch.no_grad()
@@ -171,23 +172,23 @@ class Learner(OnPolicyLearner):
         config, rollout, parts = self.config, self.rollout, part_count(index, batch)
         with self.runtime.autocast():
             legal = None if rollout.legal is None else rollout.legal[index]
-            logits, value = self.net(rollout.obs.index_select(0, index), legal)
+            logits, value = self.net(rollout.observations(index), legal)
         log_probs = logits.log_softmax(1)
-        entropy = -(log_probs.exp() * log_probs).sum(1).mean()  # an illegal action has probability 0
+        entropy = -batch_mean((log_probs.exp() * log_probs).sum(1))  # an illegal action has probability 0
         logp, old_logp = gather(log_probs, rollout.action[index]), rollout.outputs["logp"][index]
         if self.normalized is not None:
             advantages = self.normalized[index]
         else:
             advantages = normalize(self.advantages[index], None if batch is None else self.advantages[batch])
         surrogate = policy_loss(logp, old_logp, advantages, config.clip_range)
-        value_loss = 0.5 * ((value - self.targets[index]) / self.net.deviation).square().mean()
+        value_loss = 0.5 * batch_mean(((value - self.targets[index]) / self.net.deviation).square())
         entropy_coef = linear(config.entropy_coef, config.entropy_end, self.progress)
         loss = (surrogate + config.value_coef * value_loss - entropy_coef * entropy) / parts
         with torch.no_grad():
             log_ratio = logp - old_logp
             ratio = log_ratio.exp()
-            clip_fraction = ((ratio - 1).abs() > config.clip_range).to(torch.float32).mean()
-            approx_kl = (ratio - 1 - log_ratio).mean()
+            clip_fraction = batch_mean(((ratio - 1).abs() > config.clip_range).to(torch.float32))
+            approx_kl = batch_mean(ratio - 1 - log_ratio)
             metrics = torch.stack([surrogate, value_loss, entropy, clip_fraction, approx_kl]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), metrics])
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from redline.algos import networks, on_policy
 from redline.algos.bodies import Body
 from redline.algos.exploration import epsilon_greedy, epsilon_ladder
+from redline.algos.metrics import batch_mean
 from redline.algos.network_config import gather
 from redline.algos.on_policy import OnPolicyConfig, OnPolicyLearner, part_count
 from redline.algos.on_policy import fill_defaults as fill_defaults
@@ -134,11 +135,11 @@ class Learner(OnPolicyLearner):
         """Return half the mean squared TD error, and the metrics."""
         parts = part_count(index, batch)
         with self.runtime.autocast():
-            values = self.net.chosen(self.rollout.obs.index_select(0, index), self.rollout.action[index])
+            values = self.net.chosen(self.rollout.observations(index), self.rollout.action[index])
         td_error = values - self.targets[index]
-        loss = 0.5 * td_error.square().mean() / parts
+        loss = 0.5 * batch_mean(td_error.square()) / parts
         with torch.no_grad():
-            metrics = torch.stack([values.mean(), td_error.abs().mean()]) / parts
+            metrics = torch.stack([batch_mean(values), batch_mean(td_error.abs())]) / parts
         return loss, torch.cat([loss.detach().unsqueeze(0), metrics])
 
     def current_metrics(self) -> dict[str, float]:
