@@ -52,20 +52,21 @@ def main() -> None:
         "env": options.env,
         "algo": options.algo,
         "num_envs": plan.num_envs,
-        "actors": actors,
+        "num_actors": actors,
         "default": plan.inference,
         "environments_alone": alone,
+        "inference": {},
     }
     for inference in ("actors", "central"):
         measured = train(replace(settings, inference=inference), options.seconds, 1)
         figures = {name: measured[name] for name in FIGURES if name in measured}
-        record[inference] = {"frames_per_second": measured["frames"]["value"], **figures}
+        record["inference"][inference] = {"frames_per_second": measured["frames"]["value"], **figures}
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{options.env}, {options.algo}, {plan.num_envs} environments, {actors} actors, {plan.device}")
     print(f"{'environments alone, preprocessed':34}{alone:>10,.0f} frames/s")
     for inference in ("actors", "central"):
-        row = record[inference]
+        row = record["inference"][inference]
         rest = ", ".join(f"{name} {row[name]:.2f}" for name in FIGURES if name in row)
         print(f"{'actions chosen: ' + inference:34}{row['frames_per_second']:>10,.0f} frames/s  {rest}")
 

@@ -13,7 +13,7 @@ import toys  # noqa: F401  (registers them)
 from redline import algos
 from redline.core.errors import UserError
 from redline.envs import make_rules
-from redline.run import agent, device_choice, evaluate
+from redline.run import agent, device_choice, evaluate, final_evaluation
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
@@ -74,6 +74,20 @@ def test_a_memory_holds_what_was_played() -> None:
         assert batch.discount[row] == (0.0 if ends and not cut else 0.5**steps)
         if batch.discount[row] > 0:
             assert batch.next_obs[row].tolist() == [episode, time + steps, luck]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_greedy_agent_must_see_what_is_pressed(shown: bool) -> None:
+    """A button counts again once it was released: whoever does not see it held presses it for ever, or never."""
+    learner = SMALL["ppo"] | {"net": "mlp", "gamma": 0.5}
+    small: Any = {"num_envs": 8, "device": "cpu", "steps": 8 * 16 * 40, "algo_options": learner}
+    settings = Settings("gym:ToyButton-v0", "ppo", env_options={"show_action": shown}, **small)
+    session = Session(resolve(settings), pytest.fail)
+    session.iterate(40)
+    greedy = final_evaluation.greedy_policy(session.plan, session)
+    scores = evaluate.evaluate(session.plan.rules, greedy, 2, CPU).scores
+    session.close()
+    assert (scores == 10).all() if shown else (scores <= 1).all()
 
 
 @pytest.mark.parametrize("algo", algos.names())

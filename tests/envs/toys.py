@@ -114,6 +114,24 @@ class Film(gymnasium.Env[Any, Any]):
         return np.full((8, 6, 3), (10 * self.time + 100 * (self.time % 2)) % 256, np.uint8)
 
 
+class Button(gymnasium.Env[Any, Any]):
+    """A press of the button (action 1) earns 1 if it was released before; the grey image never changes."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 255, (10, 10, 1), np.uint8), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        del options
+        super().reset(seed=seed)
+        self.time, self.pressed = 0, 0
+        return np.full((10, 10, 1), 100, np.uint8), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        earned = float(action and not self.pressed)
+        self.time, self.pressed = self.time + 1, action
+        return np.full((10, 10, 1), 100, np.uint8), earned, False, self.time == 20, {}
+
+
 class Screen(Seen):
     """Images as large as a screen's."""
 
@@ -122,6 +140,7 @@ class Screen(Seen):
 
 
 gymnasium.register("ToyFilm-v0", Film)
+gymnasium.register("ToyButton-v0", Button)
 gymnasium.register("ToyScreen-v0", Screen)
 
 
