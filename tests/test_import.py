@@ -29,6 +29,12 @@ print(redline.make("snake", 2).reset().shape[0], "torch" in sys.modules)
     assert second == "2 True"
 
 
+def test_freed_memory_is_kept_for_a_while_unless_the_user_says_otherwise() -> None:
+    code = "import os; os.environ['MIMALLOC_PURGE_DELAY'] = '10'; import redline; print(os.environ['MIMALLOC_PURGE_DELAY'])"
+    assert run(code) == "10\n"
+    assert run(code.replace("['MIMALLOC_PURGE_DELAY'] = '10'", ".pop('MIMALLOC_PURGE_DELAY', None)")) == "1000\n"
+
+
 def test_every_public_name_is_there() -> None:
     for name in set(redline.__all__) - {"testing"}:
         assert getattr(redline, name).__module__.startswith("redline")

@@ -13,6 +13,7 @@ first use.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from redline.core.errors import StorageError, UserError
@@ -31,6 +32,9 @@ __all__ = ["Env", "EnvStep", "Profiler", "StorageError", "UserError", "evaluate"
 
 _LAZY = dict.fromkeys(("Env", "EnvStep", "make"), "redline.envs.env") | {"Profiler": "redline.tools.profiler"}
 
+# Torch allocates by mimalloc on ARM, which returns freed memory to the system after 10 ms: the buffers of one gradient step
+# are gone before the next, and page faults take a fifteenth of the time. Read when torch is imported.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 _register()
 
 

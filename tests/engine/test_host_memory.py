@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -153,3 +154,25 @@ def test_rows_are_staged_in_ordinary_memory_where_none_can_be_page_locked(monkey
     assert messages == [
         "Rows of actors are staged in ordinary memory, which is slower: RuntimeError: CUDA error: out of memory."
     ]
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="huge pages are Linux's")
+def test_large_tables_ask_for_huge_pages() -> None:
+    table = torch.empty(16 << 20, dtype=torch.uint8)
+    host_memory.use_huge_pages(table)
+    middle = table.data_ptr() + table.nbytes // 2
+    asked = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if not word.endswith(":"):
+            first, last = (int(address, 16) for address in word.split("-"))
+        elif word == "VmFlags:" and first <= middle < last:
+            asked = "hg" in line.split()
+    assert asked
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_tables_smaller_than_a_huge_page_stay_as_they_are(size: int) -> None:
+    table = torch.full((size,), 7, dtype=torch.uint8)
+    host_memory.use_huge_pages(table)
+    assert (table == 7).all()

@@ -26,7 +26,7 @@ from redline.core.errors import UserError
 from redline.envs import batch, make_rules
 from redline.envs.batch import env_keys
 from redline.replay.contract import ReplayRequest
-from redline.replay.device import DeviceReplay
+from redline.replay.device import DeviceReplay, in_words, rows_at
 
 
 def make(
@@ -217,3 +217,16 @@ def test_with_a_game_the_observations_are_those_that_were_played() -> None:
     assert torch.equal(found.discount == 0, terminated)
     assert torch.equal(found.next_obs[~terminated], torch.cat(after[:40])[~terminated])
     assert (found.weight == 1).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,), (8,), (3, 8), (5, 5)])  # rows of one number, of one word and of several
+def test_rows_are_those_of_plain_indexing(shape: tuple[int, ...], compiled: bool) -> None:
+    table = torch.arange(40 * torch.Size(shape).numel()).to(torch.uint8).view(40, *shape)
+    index = torch.tensor([[3, 39], [0, 7], [7, 7]])
+
+    def rows(words: torch.Tensor) -> torch.Tensor:
+        return rows_at(words, index).view(torch.uint8).view(*index.shape, *shape)
+
+    found = (torch.compile(rows) if compiled else rows)(in_words(table))
+    assert torch.equal(found, table[index])

@@ -36,7 +36,10 @@ class Flat(nn.Module):
         self.register_buffer("factors", factors, persistent=False)  # (inputs,): the scale of each
 
     def forward(self, obs: Tensor) -> Tensor:
-        return F.pad(self.scale(obs).flatten(1), (0, self.pad))
+        flat = self.scale(obs).flatten(1)
+        if obs.device.type == "cpu":  # which the compiler pads eight times slower than it concatenates
+            return torch.cat([flat, flat.new_zeros(flat.shape[0], self.pad)], 1)
+        return F.pad(flat, (0, self.pad))
 
 
 def flat_then_dense(flat: Flat, dense: Dense | TwinMLP, obs: Tensor, fused: bool) -> Tensor:

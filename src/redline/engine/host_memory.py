@@ -1,15 +1,19 @@
-"""Memory of the host that this process may use: what is free, within the limits of the process and of its container."""
+"""Memory of the host: what this process may use, within its own limits and its container's, and pages for large tables."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import resource
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from torch import Tensor
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_HUGE = 1 << 21  # bytes of a huge page
 _NO_LIMIT = 1 << 60  # version 1 of cgroups writes a number near 2^63 where there is no limit
 # Version 2, version 1: names of the limit, of the use, and of the part of it that the kernel can drop (file caches).
 _FILES_2 = ("memory.max", "memory.current", "inactive_file")
@@ -31,6 +35,18 @@ def free_bytes() -> int:
         if limit != resource.RLIM_INFINITY:
             within.append(limit - used)
     return max(0, min(within))
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask Linux for huge pages behind a contiguous CPU tensor, before anything is written to it.
+
+    Random reads of a large table miss the translation of addresses as often as the caches; huge pages need fewer of them.
+    Where the system has none or refuses, the tensor keeps the pages it has.
+    """
+    first = -(-tensor.data_ptr() // _HUGE) * _HUGE
+    size = (tensor.data_ptr() + tensor.nbytes - first) // _HUGE * _HUGE
+    if tensor.device.type == "cpu" and size > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
 
 
 def _container_limits() -> list[tuple[int, int]]:

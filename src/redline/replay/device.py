@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.core.records import Batch, Step
+from redline.engine.host_memory import use_huge_pages
 from redline.replay.contract import Location, Replay, ReplayRequest, TransitionBytes
 from redline.replay.final_states import FinalStates
 from redline.replay.priority import Priorities
@@ -150,8 +151,7 @@ class DeviceReplay(Replay):
         states = {}
         for name, words in self._words.items():
             index, table = stack if name in self.windows.stacked else place, self.states[name]
-            # Flat, because the compiler's rows of a single word have a stride that cannot be viewed in another type.
-            states[name] = words[index].flatten().view(table.dtype).view(*index.shape, *table.shape[1:])
+            states[name] = rows_at(words, index).view(table.dtype).view(*index.shape, *table.shape[1:])
         return states
 
     def _frame_slots(self, row: Tensor, env_index: Tensor, last_row: Tensor, truncated: Tensor) -> Tensor:
@@ -168,7 +168,19 @@ class DeviceReplay(Replay):
 
 
 def _zeros(entries: int, fields: Mapping[str, Shape], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.zeros(entries, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()}
+    tables = {name: torch.empty(entries, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()}
+    for table in tables.values():
+        use_huge_pages(table)
+        table.zero_()
+    return tables
+
+
+def rows_at(words: Tensor, index: Tensor) -> Tensor:
+    """Return rows of `words` (entries, W) or (entries,) by index (…), in a shape that can be viewed in another type."""
+    rows = words[index]
+    # A CPU copies row by row; in a flat loop the compiler divides and checks an index for every word. But rows of a single
+    # word have a stride that cannot be viewed in another type.
+    return rows if words.device.type == "cpu" and words.dim() > 1 and words.shape[1] > 1 else rows.flatten()
 
 
 def in_words(table: Tensor) -> Tensor:
