@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,10 @@ from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
 from redline.run.compare import over_runs
+from redline.run.ranks import merge_episode_stats
 from redline.run.resolve import resolve
+from redline.run.resume import check_run_folder
+from redline.run.run_folder import write_config
 from redline.run.settings import Settings
 from redline.tools import watch
 
@@ -438,6 +442,22 @@ def test_training_tells_scores_by_level() -> None:
     assert stats.read() == {"episodes": 0}
 
 
+def test_levels_are_told_over_ranks() -> None:
+    first = {"episodes": 2, "score": 1.0, "score_max": 2, "level/1-1/episodes": 2, "level/1-1/score": 1.0}
+    second = {"episodes": 2, "score": 4.0, "score_max": 9, "level/1-1/episodes": 1, "level/1-1/score": 7.0}
+    second |= {"level/1-2/episodes": 1, "level/1-2/score": 1.0}
+    ranks: Any = SimpleNamespace(active=True, gather=lambda own: [own, second, {"episodes": 0}])
+    assert merge_episode_stats(ranks, first) == {
+        "episodes": 4,
+        "score": 2.5,
+        "score_max": 9,
+        "level/1-1/episodes": 3,
+        "level/1-1/score": 3.0,
+        "level/1-2/episodes": 1,
+        "level/1-2/score": 1.0,
+    }
+
+
 @pytest.mark.parametrize("options", [{"noops": -1}, {"patience": -1}, {"frame_skip": 0}])
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"env\.{next(iter(options))} is"):
@@ -526,6 +546,20 @@ def test_it_is_trained_from_the_command_line(
     text = capsys.readouterr().out
     assert "won " in text
     assert "redline watch" in text
+
+
+def test_a_run_from_before_actions_were_shown_is_continued_as_it_was(old: None, tmp_path: Path) -> None:
+    del old
+    hidden = resolve(Settings("mario", device="cpu", run_dir=str(tmp_path), env_options={"show_action": False}))
+    config = hidden.describe()
+    del config["env_options"]["show_action"]
+    write_config(tmp_path, config)
+    (tmp_path / "checkpoints" / "ckpt-1").mkdir(parents=True)
+    with pytest.raises(
+        UserError, match=r"cannot be continued with these settings: env\.show_action was False, now True"
+    ):
+        check_run_folder(resolve(Settings("mario", device="cpu", run_dir=str(tmp_path))))
+    assert check_run_folder(hidden) == []
 
 
 @pytest.mark.fault("G1")
