@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import Env
 
+from redline import recipes
 from redline.core.errors import UserError
+from redline.core.records import Hardware
 from redline.envs import load_game, make_rules
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymConfig
@@ -49,6 +51,13 @@ def test_the_preprocessing_is_that_of_the_field() -> None:
     own = resolve(Settings("gym:ALE/Pong-v5", device="cpu", env_options={"frame_skip": "2", "life_loss": True}))
     assert (own.rules.config.frame_skip, own.rules.config.life_loss) == (2, True)
     assert resolve(Settings("gym:ALE/Pong-v5", "dqn", device="cpu")).rules.config == config, "whatever learns"
+
+
+@pytest.mark.parametrize(("algo", "sizes"), [("ppo", (120, 960)), ("dqn", (120, 512))])
+def test_sixteen_cores_play_many_games(algo: str, sizes: tuple[int, int]) -> None:
+    machine = Hardware("cuda:0", "test", cores=16, memory_gb=80.0, bf16=True, compiler="g++", capability=(9, 0))
+    chosen = recipes.collect(recipes.Request(load_game("gym:ALE/Pong-v5"), machine, algo))
+    assert (chosen["num_envs"].value, chosen["batch_size"].value) == sizes
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,19 @@ _ATARI_PPO: Table = {
     "clip_range": Setting(0.1, "as in Schulman et al. 2017"),
     "epochs": Setting(4, "as in Schulman et al. 2017"),
 }
+# DQN for the screens of emulators: replay of minutes, not seconds.
+EMULATOR_DQN: Table = {
+    "learning_rate": Setting(2.5e-4, "each step is learned from many times"),
+    "n_step": Setting(3, "as in Hessel et al. 2018"),
+    "distribution": Setting("quantile", "an action succeeds or fails: two outcomes, not their mean"),
+    "dueling": Setting(True, "in most frames any action will do"),
+    "tau": Setting(0.005, "a target network that moves slowly keeps values from growing"),
+    "replay_capacity": Setting(ByClass(20_000, 100_000, 100_000, 200_000, 500_000), "7 KB a frame"),
+    "learning_starts": Setting(ByClass(1_000, 5_000, 5_000, 10_000, 20_000), "a few games of each environment"),
+    "epsilon_steps": Setting(by_device(cpu=20_000, gpu=200_000), "the first minutes of play"),
+    "epsilon_high": Setting(0.1, "some environments explore for ever"),
+    "epsilon_low": Setting(0.002, "and some play well to the end"),
+}
 _GAMES_PER_CORE = 8  # an emulator is fast: a group must keep its actor busy while the other one's actions are chosen
 
 _IMAGE_ALGOS = ("dqn", "ppo", "pqn")  # the algorithms these were tried with
@@ -124,11 +137,12 @@ def _atari(request: Request, env: EnvInfo) -> dict[str, Setting]:
     rows = {"env.noops": Setting(30, "no two games start alike, as in Mnih et al. 2015")}
     if "FIRE" in env.action_meanings:
         rows["env.fire"] = Setting(True, "some games wait for FIRE before they start")
-    if request.algo == "ppo":
-        rows |= _ATARI_PPO
-        if request.hardware.tier != "cpu-few":
-            games = _GAMES_PER_CORE * max(2, request.hardware.cores - 1)
-            rows["num_envs"] = Setting(games, "eight for each playing core share a forward pass")
+    rows |= {"ppo": _ATARI_PPO, "dqn": EMULATOR_DQN}.get(request.algo, {})
+    if request.hardware.tier != "cpu-few" and request.algo in ("ppo", "dqn"):
+        games = _GAMES_PER_CORE * max(2, request.hardware.cores - 1)
+        rows["num_envs"] = Setting(games, "eight for each playing core share a forward pass")
+        rows["batch_size"] = Setting(512, "learns from each step several times")
+        if request.algo == "ppo":
             rows["rollout_steps"] = Setting(64, "many games at once vary more than long ones")
             rows["batch_size"] = Setting(games * 64 // 8, "an eighth of a rollout")
     return rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from redline.recipes import cpu_envs
-from redline.recipes.gymnasium import image_settings
-from redline.recipes.recipe import ByClass, Request, Setting, Table, by_device
+from redline.recipes.gymnasium import EMULATOR_DQN, image_settings
+from redline.recipes.recipe import Request, Setting, Table
 
 ALGO = cpu_envs.ALGO
 
@@ -25,19 +25,7 @@ _PPO: Table = {
     "ema_decay": Setting(0.998, "averaged weights play more steadily than those that explore"),
 }
 
-_DQN: Table = {
-    "gamma": _PPO["gamma"],
-    "learning_rate": Setting(2.5e-4, "each step is learned from many times"),
-    "n_step": Setting(5, "a jump lasts about that many decisions"),
-    "distribution": Setting("quantile", "a jump succeeds or fails: two outcomes, not their mean"),
-    "dueling": Setting(True, "in most frames every action does"),
-    "tau": Setting(0.005, "a target network that moves slowly keeps values from growing"),
-    "replay_capacity": Setting(ByClass(20_000, 100_000, 100_000, 200_000, 500_000), "7 KB a frame"),
-    "learning_starts": Setting(ByClass(1_000, 5_000, 5_000, 10_000, 20_000), "a few games of each environment"),
-    "epsilon_steps": Setting(by_device(cpu=20_000, gpu=200_000), "a tenth of some minutes of play"),
-    "epsilon_high": Setting(0.1, "some environments explore for ever"),
-    "epsilon_low": Setting(0.002, "and some play on to the flag"),
-}
+_DQN: Table = EMULATOR_DQN | {"gamma": _PPO["gamma"], "n_step": Setting(5, "a jump lasts about that many decisions")}
 
 
 def _dqn_many_cores(cores: int) -> dict[str, Setting]:
