@@ -25,6 +25,7 @@ from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.envs import Rules, batch, make_rules
 from redline.games import tetris
+from redline.games._tetris_placements import board_features
 from redline.run.evaluate import evaluate
 from redline.run.options import parse_number
 from redline.run.run_folder import write_json
@@ -70,7 +71,7 @@ class Greedy:
     def step(self) -> None:
         config, state = self.rules.config, self.envs.game
         after = tetris.afterstates(config, state)
-        found = tetris.board_features(config, after.columns, tetris.heights(after.columns))
+        found = board_features(config, after.columns)
         found |= {"landing_height": after.landing, "eroded_cells": after.eroded}
         score = torch.zeros(after.legal.shape, device=after.legal.device)
         for feature, weight in self.weights.items():

@@ -678,6 +678,15 @@ def test_what_games_cannot_have_is_refused(options: dict[str, Any]) -> None:
         learner_of(dataclasses.replace(TINY, **options | MUNCHAUSEN), spec=dataclasses.replace(plain, masked=True))
 
 
+def test_munchausen_needs_all_afterstates() -> None:
+    config = dataclasses.replace(TINY, **MUNCHAUSEN)
+    spec = Spec((3, 2), torch.float32, (1.0,) * 2, 1, 3, "points", afterstates=True)
+    learner = learner_of(config, spec=spec)
+    learner.rules.game.observe_afterstate = lambda *_: None  # type: ignore[misc]
+    with pytest.raises(UserError, match=r"^dqn\.munchausen is on; expected a game without observe_afterstate"):
+        Learner(learner.rules, config, None, 1, 0, learner.runtime)
+
+
 def test_noise_and_munchausen_with_afterstates() -> None:
     spec = Spec((3, 2), torch.float32, (1.0,) * 2, 1, 3, "points", afterstates=True)
     sample = batch_of([0, 1, 2, 0], [1.0, 0.5, -1.0, 0.2], [0.9] * 4)

@@ -67,7 +67,7 @@ def columns_of(boards: list[Board]) -> Tensor:
 
 def counted(config: Config, boards: list[Board]) -> dict[str, list[int]]:
     columns = columns_of(boards)
-    found = board_features(config, columns, heights(columns))
+    found = board_features(config, columns.unbind(0))
     assert {tensor.dtype for tensor in found.values()} == {torch.int32}
     return {name: tensor.tolist() for name, tensor in found.items()}
 
@@ -141,7 +141,7 @@ def test_afterstates_equal_plain_python(width: int, height: int) -> None:
         for action, place in enumerate(expected):
             if place.legal:
                 columns = columns_of([place.board])[:, 0]
-                assert torch.equal(after.columns[:, game, action], columns)
+                assert torch.equal(torch.stack(after.columns)[:, game, action], columns)
                 landing = plain.landing_height(place.drop, place.height)
                 assert after.lines[game, action] == place.lines
                 assert after.landing[game, action] == landing
@@ -163,7 +163,7 @@ def test_placements_counted_by_hand(which: str, landing: int, eroded: int) -> No
     after = tetris.afterstates(game.config, game.state)
     action = action_of(piece, orientation, x, width=5)
     assert (after.lines[0, action], after.landing[0, action], after.eroded[0, action]) == (lines, landing, eroded)
-    assert torch.equal(after.columns[:, 0, action], columns_of([board_of(cleared, 8)])[:, 0])
+    assert torch.equal(torch.stack(after.columns)[:, 0, action], columns_of([board_of(cleared, 8)])[:, 0])
 
 
 REWARDS = {"reward_line": 1.1, "reward_death": -0.7, "reward_hole": -0.3, "reward_height": 0.1, "reward_piece": 0.013}
@@ -181,7 +181,7 @@ def test_an_afterstate_is_the_board_a_step_leads_to(width: int, height: int) -> 
     for action in range(tetris.spec(config).num_actions):
         new, reward, terminated, events = tetris.step(config, state, torch.full((len(boards),), action))
         ok = legal[:, action]
-        assert torch.equal(after.columns[:, ok, action].t(), new.columns[ok])
+        assert torch.equal(torch.stack(after.columns)[:, ok, action].t(), new.columns[ok])
         assert torch.equal(after.lines[ok, action], events.score[ok])
         alive = ok & ~terminated
         assert torch.equal(obs[alive, action, 0], reward[alive])
@@ -190,6 +190,15 @@ def test_an_afterstate_is_the_board_a_step_leads_to(width: int, height: int) -> 
         assert torch.equal(new.pieces[ok, :-1], state.pieces[ok, 1:])
         survived += int(alive.sum())
     assert survived > len(boards)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_one_afterstate_is_its_row_of_the_observation(width: int, height: int) -> None:
+    """For every action of many games, legal or not."""
+    config, state, _ = games_on(random_boards(width, height, 70, seed=5), view="afterstates", **REWARDS)
+    obs = tetris.observe(config, state)
+    for action in range(tetris.spec(config).num_actions):
+        assert torch.equal(tetris.observe_afterstate(config, state, torch.full((70,), action)), obs[:, action])
 
 
 @pytest.mark.parametrize("previews", [0, 1, 2])

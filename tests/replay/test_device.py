@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from list_replay import (
     states,
 )
 
-from redline.core import random
+from redline.core import random, select
 from redline.core.errors import UserError
 from redline.envs import batch, make_rules
 from redline.envs.batch import env_keys
@@ -230,3 +231,27 @@ def test_rows_are_those_of_plain_indexing(shape: tuple[int, ...], compiled: bool
 
     found = (torch.compile(rows) if compiled else rows)(in_words(table))
     assert torch.equal(found, table[index])
+
+
+def test_past_states_are_observed_by_the_afterstate_of_their_action() -> None:
+    """Whoever samples from a game that observes single afterstates gets the row of the action, and the whole next_obs."""
+    rules = make_rules("tetris", {"view": "afterstates", "width": 5, "height": 8})
+    whole = rules._replace(game=dataclasses.replace(rules.game, observe_afterstate=None))
+    memories = [DeviceReplay(ReplayRequest(each, states_of(rules, 6), 6 * 16, 2, 0.9)) for each in (rules, whole)]
+    envs = batch.reset(rules, env_keys(0, torch.arange(6)))
+    for number in range(12):
+        legal = batch.legal(rules, envs.game)
+        assert legal is not None
+        action = select.draw(legal, random.bits(random.seed_key(number), torch.arange(6)))
+        after, step = batch.step(rules, envs, action)
+        for memory in memories:
+            memory.write(envs.game, action, step)
+        envs = after
+    rows, all_rows = (memory.sample(random.seed_key(1), 64) for memory in memories)
+    assert rows.obs.shape == (64, 1, rules.game.spec(rules.config).obs_shape[1])
+    assert torch.equal(rows.obs[:, 0], all_rows.obs[torch.arange(64), rows.action])
+    assert all(torch.equal(a, b) for a, b in zip(rows[1:7], all_rows[1:7], strict=True))
+
+
+def states_of(rules: Any, num_envs: int) -> Any:
+    return batch.reset(rules, env_keys(0, torch.arange(num_envs))).game

@@ -112,6 +112,11 @@ class Learner(learner.Learner):
                 "dqn.munchausen is on; expected a game in which every action is legal: the replay memory does not keep the "
                 "legal actions of past states. Turn it off."
             )
+        if config.munchausen and spec.afterstates and getattr(rules.game, "observe_afterstate", None) is not None:
+            raise UserError(
+                "dqn.munchausen is on; expected a game without observe_afterstate: samples have the chosen afterstate only, "
+                "and soft values weigh all of them. Turn it off."
+            )
         self.online = build_network(spec, config, seed).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         if config.batch_norm:

@@ -41,8 +41,9 @@ class Afterstates(nn.Module):
         return masked(obs[:, :, 0] + self.gamma * self.rows(obs)[:, :, 0], legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the values (B,) of `action` (B,); obs may have the row of the action only, (B, 1, F)."""
         index = action.view(-1, 1, 1).expand(-1, 1, obs.shape[2])
-        row = obs.gather(1, index).squeeze(1)
+        row = (obs if obs.shape[1] == 1 else obs.gather(1, index)).squeeze(1)
         value: Tensor = self.row(row)[:, 0]
         return row[:, 0] + self.gamma * value
 

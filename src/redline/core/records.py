@@ -79,7 +79,7 @@ class Step(NamedTuple):
 class Batch(NamedTuple):
     """Sampled transitions for a value learner. Each (B, …)."""
 
-    obs: Tensor  # observation
+    obs: Tensor  # observation; (B, 1, F), the row of `action`, where the game has `observe_afterstate`
     action: Tensor  # int64
     reward: Tensor  # float32: discounted n-step sum
     next_obs: Tensor  # observation to bootstrap from

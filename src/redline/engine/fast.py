@@ -27,6 +27,7 @@ COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagrap
 # default of 30 lets expressions grow exponentially: a minute of compilation instead of ten seconds, and slower code.
 _INLINE = 10
 _UNROLL = 8
+_FUSION = 64  # the compiler's own default
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 # Two-dimensional tiles make kernels on (games, cells) up to fourteen times slower than one-dimensional ones.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
@@ -96,6 +97,7 @@ class CompilerOptions:
 
     gpu_inline: int = _INLINE  # operations that a GPU kernel may repeat rather than store their result
     unroll: int = _UNROLL  # terms of a sum that are written out rather than summed by a loop
+    fusion: int = _FUSION  # nodes of the compiler's graph that may become one kernel
 
 
 DEFAULT_OPTIONS = CompilerOptions()
@@ -129,6 +131,7 @@ class Compiler:
             | {
                 "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
                 "unroll_reductions_threshold": options.unroll,
+                "max_fusion_size": options.fusion,
                 "unsafe_marked_cacheable_functions": _CACHEABLE,
             }
         )

@@ -81,6 +81,9 @@ class Game:
     observe: Callable[[Any, Any], Tensor] = field(repr=False)
     # legal(config, state) -> (N, A) bool: the actions that may be taken, at least one a row. Default: all.
     legal: Callable[[Any, Any], Tensor] = field(repr=False)
+    # observe_afterstate(config, state, action (N,) int64) -> (N, F): row `action` of an observation (N, A, F) of afterstates,
+    # where the spec says that it is one. Learners then get this row of past States, for a small part of the cost.
+    observe_afterstate: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, repr=False)
     # cells(config, state) -> (N, H, W) uint8 indices into PALETTE: the board as a person sees it. None: cannot be drawn.
     cells: Callable[[Any, Any], Tensor] | None = field(default=None, repr=False)
     # links(config, state) -> (N, H, W) uint8: the sides on which a cell continues into its neighbour (1 up, 2 right, 4 down,
@@ -122,7 +125,7 @@ def draw_cells(game: Game, config: Any, state: Any) -> Tensor:
 
 
 _OPTIONAL = (
-    *("legal", "cells", "links", "paint", "side_boards", "action_names", "controls", "HUMAN"),
+    *("legal", "observe_afterstate", "cells", "links", "paint", "side_boards", "action_names", "controls", "HUMAN"),
     *("VERSION", "PALETTE", "HIDDEN", "LIVE"),
 )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from redline.core import random
-from redline.core.bits import count_bits, heights
+from redline.core.bits import count_all_bits, count_bits, heights
 from redline.games._tetrominoes import lowest_of, shape_of
 
 if TYPE_CHECKING:
@@ -129,12 +131,15 @@ def starting_stack(config: Config, key: Tensor) -> Tensor:
     return (((cells.unsqueeze(1) >> column) & 1) << row).sum(2).to(dtype)
 
 
-def shape_reward(config: Config, reward: Tensor, before: Tensor, after: Tensor, settled: Tensor, dim: int) -> Tensor:
-    """Add the shaping for holes, height and settled pieces. Boards have columns on axis `dim`; settled (…) bool."""
+def shape_reward(
+    config: Config, reward: Tensor, before: Sequence[Tensor], after: Sequence[Tensor], settled: Tensor
+) -> Tensor:
+    """Add the shaping for holes, height and settled pieces. Boards are W columns (…), settled (…) bool."""
     if _used(config.reward_hole) or _used(config.reward_height):
-        low, high = heights(before), heights(after)
-        holes = (high - count_bits(after)).sum(dim) - (low - count_bits(before)).sum(dim)
-        growth = high.amax(dim) - low.amax(dim)
+        low, high = [heights(column) for column in before], [heights(column) for column in after]
+        cells = count_all_bits(after) - count_all_bits(before)
+        holes = functools.reduce(torch.add, high) - functools.reduce(torch.add, low) - cells
+        growth = functools.reduce(torch.maximum, high) - functools.reduce(torch.maximum, low)
         reward = reward + config.reward_hole * torch.where(settled, holes, 0).to(torch.float32)
         reward = reward + config.reward_height * torch.where(settled, growth, 0).to(torch.float32)
     if _used(config.reward_piece):

@@ -151,7 +151,7 @@ def _validate_state(game: Game, state: Any, member: str, expected: _Signature) -
 
 
 def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
-    """Validate `observe`, `legal` and `cells`; return a legal action of each game, (N,) int64."""
+    """Validate `observe`, `legal`, `observe_afterstate` and `cells`; return a legal action of each game, (N,) int64."""
     obs = _call(game, "observe", game.observe, config, state)
     _expect(game, "observe", obs, (_GAMES, *spec.obs_shape), spec.obs_dtype)
     legal = _call(game, "legal", game.legal, config, state)
@@ -171,6 +171,11 @@ def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
             )
         _validate_drawing(game, config, spec, state, drawn)
     first: Tensor = legal.to(torch.int64).argmax(1)
+    if spec.afterstates and game.observe_afterstate is not None:
+        row = _call(game, "observe_afterstate", game.observe_afterstate, config, state, first)
+        _expect(game, "observe_afterstate", row, (_GAMES, spec.obs_shape[1]), spec.obs_dtype)
+        if not torch.equal(row, obs[torch.arange(_GAMES), first]):
+            raise fault(game, "observe_afterstate", "differs from observe", "its row of that action")
     return first
 
 

@@ -181,7 +181,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     play = place_piece if config.actions == "placement" else press_key
     after, terminated, lines, settled = play(config, state, action.to(torch.int32))
     reward = config.reward_line * lines.to(torch.float32) + config.reward_death * terminated.to(torch.float32)
-    reward = shape_reward(config, reward, state.columns, after.columns, settled, dim=1)
+    reward = shape_reward(config, reward, state.columns.unbind(1), after.columns.unbind(1), settled)
     false = torch.zeros_like(terminated)
     return after, reward, terminated, Events(score=lines, won=false, truncated=false)
 
@@ -193,12 +193,18 @@ def observe(config: Config, state: State) -> Tensor:
     return draw_planes(config, state)
 
 
+def observe_afterstate(config: Config, state: State, action: Tensor) -> Tensor:
+    """Return (N, F) float32: the features of one afterstate of each game. action (N,) integer."""
+    return features(config, state, afterstates(config, state, action.to(torch.int32))).squeeze(1)
+
+
 def legal(config: Config, state: State) -> Tensor:
     """Return (N, A) bool. Every key is legal; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
     place, _ = placements(config.width, state.x.device)
-    return ((room_for_placements(config, state).unsqueeze(1) >> (table_entries(config, state, place) >> 24)) & 1) == 1
+    room = room_for_placements(config, state.pieces[:, 0].to(torch.int32), state.columns.unbind(1))
+    return ((room.unsqueeze(1) >> (table_entries(config, state, place) >> 24)) & 1) == 1
 
 
 def cells(config: Config, state: State) -> Tensor:

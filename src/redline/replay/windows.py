@@ -83,6 +83,8 @@ class NStepWindows:
         self.rules, self.ring, self.finals, self.gamma = rules, ring, finals, gamma
         self.n_step, self.frames, self.device = ring.n_step, ring.frames, ring.device
         self.stacked: tuple[str, ...] = getattr(rules.game, "STACKED", ())  # fields of which `frames` are observed
+        # Past States are observed by the row of the action taken, where the game can.
+        self._observe_afterstate = getattr(rules.game, "observe_afterstate", None) if spec.afterstates else None
         stored = stored_fields(rules, state)
         self._hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name not in stored}
 
@@ -135,15 +137,21 @@ class NStepWindows:
 
     def observe(self, window: Window, states: dict[str, Tensor]) -> Batch:
         """Return samples with observations. states (2 B, …): where each window starts, then where each bootstraps from."""
-        size = window.action.shape[0]
+        game, config, size = self.rules.game, self.rules.config, window.action.shape[0]
         state = self.state(states)
-        obs = self.rules.game.observe(self.rules.config, state)
-        following = self.rules.game.State(*(x[size:] for x in state))
+        following = game.State(*(x[size:] for x in state))
+        if self._observe_afterstate is not None:
+            start = game.State(*(x[:size] for x in state))
+            obs = self._observe_afterstate(config, start, window.action).unsqueeze(1)
+            next_obs = game.observe(config, following)
+        else:
+            both = game.observe(config, state)
+            obs, next_obs = both[:size], both[size:]
         return Batch(
-            obs=obs[:size],
+            obs=obs,
             action=window.action,
             reward=window.reward,
-            next_obs=obs[size:],
+            next_obs=next_obs,
             discount=window.discount,
             weight=window.weight,
             next_legal=legal(self.rules, following),
