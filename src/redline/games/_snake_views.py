@@ -84,16 +84,19 @@ def body_links(config: Config, state: State) -> Tensor:
 
 
 def planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
-    """Return the planes, written four bytes at a time: a GPU is bound by the number of stores, not by their size."""
+    """Return the planes, written four bytes at a time: a GPU is bound by the number of stores, not by their size.
+
+    One expression over the number of the plane instead of a stack of three, which the compiler would copy once more where
+    the States are gathered from replay.
+    """
     each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
     word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
-
-    def mark(cell: Tensor) -> Tensor:
-        cell = cell.to(torch.int32).unsqueeze(1)  # -1, nowhere, is in no word
-        one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
-        return torch.where(cell >> shift == word, one, 0)
-
+    plane = torch.arange(3, dtype=torch.int32, device=state.ages.device).view(3, 1)
+    # Head and food side by side are one read for each of the words that look for them.
+    both = torch.stack([state.head, state.food], 1).view(torch.int32).unsqueeze(1)  # (N, 1, 1)
+    cell = torch.where(plane == 1, both & 0xFFFF, both >> 16)  # (N, 3, 1); -1, nowhere, is in no word
+    one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
     ages = state.ages.flatten(1)
     ages = (ages if ages.element_size() == dtype.itemsize else ages.to(dtype)).view(torch.int32)  # none is negative
-    words = torch.stack([ages, mark(state.head), mark(state.food)], 1)
+    words = torch.where(plane == 0, ages.unsqueeze(1), torch.where(cell >> shift == word, one, 0))
     return words.view(dtype).view(-1, 3, config.height, config.width)
