@@ -565,9 +565,32 @@ def growth(file: Record) -> Iterator[Row]:
         yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s")
 
 
+def inference(file: Record) -> Iterator[Row]:
+    """Rows of `bench/inference.py`."""
+    names = {"actors": "actors that choose their own actions", "central": "actors, actions chosen centrally"}
+    what = f"{file['env']} with {file['algo'].upper()}, {file['num_envs']} environments"
+    alone = f"{quantity(file['environments_alone'])} frames/s"
+    yield Row(COLLECTING, f"{what}: {file['num_actors']} processes, environments alone", alone)
+    for where, label in names.items():
+        frames = f"{quantity(file['inference'][where]['frames_per_second'])} frames/s"
+        yield Row(COLLECTING, f"{what}: {file['num_actors']} {label}", frames)
+
+
+def mario_ablation(file: Record) -> Iterator[Row]:
+    """Rows of `bench/mario_ablation.py`."""
+    for row in file["rows"]:
+        setting = "all settings" if row["variant"] == "none" else f"{row['variant']} set back"
+        run = f"{quantity(row['env_steps'])} decisions, {setting}, seed {row['seed']}"
+        result = f"flag in {percent(row['greedy_flags'])} of games, sampled {percent(row['sampled_flags'])}"
+        result += f", furthest x {row['greedy_x']:,.0f}"
+        yield Row(LEARNING, f"Super Mario Bros. {file['level']} with PPO, {run}", result)
+
+
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "bench-": bench_tables,
+    "inference-": inference,
+    "mario-ablation-": mario_ablation,
     "tune-": tune,
     "gpu-use-": gpu_use,
     "memory-": memory,

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from redline.tools.bench import describe_machine
+
 # What each was in the runs that did not learn.
 VARIANTS = {
     "none": [],
@@ -55,7 +57,12 @@ def main() -> None:
         for row in pool.map(lambda job: play(*job, arguments), jobs):
             rows.append(row)
             if arguments.out:
-                record = {"level": arguments.level, "steps": arguments.steps, "sticky": 0.25, "rows": rows}
+                record = describe_machine("auto") | {
+                    "level": arguments.level,
+                    "steps": arguments.steps,
+                    "sticky": 0.25,
+                    "rows": rows,
+                }
                 arguments.out.write_text(json.dumps(record, indent=1) + "\n")
             print(f"done: {row['variant']}, seed {row['seed']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
     print(f"{'set back':12} seed  decisions  flags greedy  sampled  in training  furthest x greedy")

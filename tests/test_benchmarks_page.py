@@ -49,6 +49,17 @@ def test_a_changed_figure_changes_the_page(script: ModuleType, tmp_path: Path) -
         script.page(tmp_path)
 
 
+def test_inference_and_the_ablation_have_rows(script: ModuleType) -> None:
+    figures = {"actors": {"frames_per_second": 6400.0}, "central": {"frames_per_second": 7200.0}}
+    file = {"env": "mario", "algo": "ppo", "num_envs": 60, "num_actors": 15, "environments_alone": 9000.0}
+    results = [row.result for row in script.inference(file | {"inference": figures})]
+    assert results == ["9 k frames/s", "6.4 k frames/s", "7.2 k frames/s"]
+    run = {"variant": "gamma", "seed": 1, "env_steps": 600_000, "greedy_flags": 0.5, "sampled_flags": 0.75}
+    (row,) = script.mario_ablation({"level": "1-1", "rows": [run | {"greedy_x": 2000.0}]})
+    assert row.what == "Super Mario Bros. 1-1 with PPO, 600 k decisions, gamma set back, seed 1"
+    assert row.result == "flag in 50.0 % of games, sampled 75.0 %, furthest x 2,000"
+
+
 def test_tuning_precisions_and_switches_have_rows(script: ModuleType, tmp_path: Path) -> None:
     machine = {"hardware": "NVIDIA H200, 16 CPU cores", "commit": "abcdef0", "date": "2026-11-18"}
     result = {"algo": "ppo", "ratio": 1.5, "seconds": 60.2, "defaults": {"num_envs": 8}, "tuned": {"num_envs": 16}}
