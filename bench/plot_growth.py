@@ -50,9 +50,8 @@ PARTS: dict[str, tuple[str, tuple[Panel, ...]]] = {
 
 
 def machine(record: Row) -> str:
-    """Return the machine of a record in few words."""
-    name, cores, *_ = record["hardware"].split(", ")
-    return "H200" if "H200" in name else cores
+    """Return the machine of a record in a word."""
+    return "H200" if "H200" in record["hardware"] else "CPU"
 
 
 def draw(part: str, records: list[Row], path: Path) -> bool:
