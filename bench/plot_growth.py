@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,14 @@ def best(row: Row, name: str = "speed") -> float | None:
     return row[name]["high"] if name in row else None
 
 
+def duration(row: Row) -> float | None:
+    """Return the seconds of one step of all games."""
+    return row["games"] / row["speed"]["high"]
+
+
 def memory(row: Row) -> float | None:
-    """Return bytes per game: the most allocated on a GPU, elsewhere those held between steps."""
-    return row.get("peak_bytes_each") or row.get("bytes_each")
+    """Return bytes per game: those held between steps or, of training on a GPU, the most that were allocated."""
+    return row.get("bytes_each") or row.get("peak_bytes_each")
 
 
 def flops(row: Row) -> float | None:
@@ -38,7 +44,7 @@ def per_actor(row: Row) -> float | None:
 
 
 PARTS: dict[str, tuple[str, tuple[Panel, ...]]] = {
-    "games": ("games", (("environment steps per second", best), ("bytes per game", memory))),
+    "games": ("games", (("environment steps per second", best), ("seconds per step of all games", duration))),
     "boards": ("cells of the board", (("environment steps per second", best), ("bytes per game", memory))),
     "capacity": (
         "transitions in memory",
@@ -76,6 +82,8 @@ def draw(part: str, records: list[Row], path: Path) -> bool:
         axes.set(xlabel=label, ylabel=title)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        low, high = (math.log10(limit) for limit in axes.get_ylim())
+        axes.set_ylim(10 ** math.floor(low), 10 ** math.ceil(high))  # whole powers of ten: all slopes look alike
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize="x-small")
     figure.savefig(path, format="png")
