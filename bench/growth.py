@@ -351,7 +351,7 @@ def main() -> None:
         rows = [row for row in json.loads(arguments.out.read_text())["rows"] if row["part"] not in parts]
     record = describe_machine(arguments.device) | {"load_average": os.getloadavg()[0], "seconds": arguments.seconds}
     for row in run([point for part in parts for point in points(part, on_gpu)], arguments):
-        rows.append(row)
+        rows.append(row | {"commit": record["commit"]})  # rows that the file had may be of another
         to_stderr(f"{time.perf_counter() - began:5.0f} s  {row['part']} {row['curve']} {row['x']:,}")
         if arguments.out:
             write_json(arguments.out, record | {"rows": rows})

@@ -562,7 +562,7 @@ def growth(file: Record) -> Iterator[Row]:
         xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"]["high"]) for row in line)
         what = f"Growth with {part}: {curve[0].upper()}{curve[1:]}, {', '.join(xs)} {units[part]}"
         kind = "samples" if part == "capacity" else "env-steps"
-        yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s")
+        yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s", {"commit": line[0]["commit"]})
 
 
 def inference(file: Record) -> Iterator[Row]:

@@ -64,12 +64,19 @@ def test_a_failing_and_a_stuck_point_do_not_cost_the_others(
 
 def test_plots_and_rows_come_from_the_record(tmp_path: Path) -> None:
     figure = {"value": 2e6, "low": 1e6, "high": 3e6, "repeats": 5}
-    row = {"part": "games", "curve": "Snake alone", "speed": figure, "bytes_each": 451.0}
+    row = {
+        "part": "games",
+        "curve": "Snake alone",
+        "games": 8,
+        "speed": figure,
+        "bytes_each": 451.0,
+        "commit": "0123456",
+    }
     rows = [row | {"x": 8}, row | {"x": 64}, {"part": "games", "curve": "Snake alone", "x": 512, "error": "too large"}]
     machine = {"hardware": "NVIDIA H200, 16 CPU cores, x86_64", "commit": "abcdef0", "date": "2026-11-18"}
     (tmp_path / "growth-h200.json").write_text(json.dumps(machine | {"rows": rows}))
     page = load_script("make_benchmarks_page").page(tmp_path)
-    assert "| Growth with games: Snake alone, 8, 64 games | 3 M, 3 M env-steps/s | H200 | abcdef0 |" in page
+    assert "| Growth with games: Snake alone, 8, 64 games | 3 M, 3 M env-steps/s | H200 | 0123456 |" in page
     plots = load_script("plot_growth")
     assert plots.draw("games", [machine | {"rows": rows}], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
