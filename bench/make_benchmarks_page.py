@@ -158,7 +158,9 @@ def starts(file: Record) -> Iterator[Row]:
     for row in file["rows"]:
         tree = "" if row["tree"] == "this" else ", the tree compared with"
         what = f"{row['algo'].upper()}, {file['env'].capitalize()} 10x10, {row['caches']} caches{tree}{busy}"
-        yield Row(STARTING, what, f"{row['seconds']:.1f} s ({row['processor_seconds']:.1f} s of processor time)")
+        compiled = f"; compiled after {row['compiled_seconds']:.0f} s" if "compiled_seconds" in row else ""
+        processor = f"{row['processor_seconds']:.1f} s of processor time"
+        yield Row(STARTING, what, f"{row['seconds']:.1f} s ({processor}){compiled}")
 
 
 def cartpole(file: Record) -> Iterator[Row]:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from test_train import newest, tiny
+from test_train import newest, tiny, words
 
 from redline.run import plan as plans
 from redline.run import precompile
@@ -253,6 +254,27 @@ def test_the_other_process_ends_with_this_one(cold: Plan, monkeypatch: pytest.Mo
     precompilation.close()
     assert process.poll() is not None
     assert precompilation.finished
+
+
+@pytest.mark.fault("D7")
+def test_the_other_process_ends_when_the_run_is_killed(tmp_path: Path) -> None:
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "XDG_CACHE_HOME": str(tmp_path)}
+    settings = tiny(tmp_path / "run", compile=True, minutes=5.0, eval_episodes=0)
+    command = [sys.executable, "-m", "redline", *words(settings)]
+    with subprocess.Popen(command, env=os.environ | caches, stderr=subprocess.DEVNULL) as run:
+        ends = time.monotonic() + PATIENCE
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert run.poll() is None
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        others = psutil.Process(run.pid).children()
+        assert len(others) == 1, "compiled within a second, or not at all"
+        run.kill()
+    while (
+        others[0].is_running() and others[0].status() != psutil.STATUS_ZOMBIE
+    ):  # nobody may wait for it in a container
+        assert time.monotonic() < ends
+        time.sleep(0.1)
 
 
 @pytest.mark.fault("D7")

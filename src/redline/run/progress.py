@@ -203,6 +203,11 @@ class Progress:
         if announce and self._live is None:
             self.say(f"{name}…")
 
+    @property
+    def detail(self) -> str:
+        """The part of the activity that is done now, if known."""
+        return self._detail
+
     def explain(self, detail: str) -> None:
         """Show which part of the activity is done now. Any thread may call it."""
         self._detail = detail

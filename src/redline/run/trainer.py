@@ -210,7 +210,9 @@ class Trainer:
         if session.updates > self._logged_updates and self.first_update is None:
             self.first_update = time.time() - psutil.Process().create_time()
             if session.compiling:
+                function = self.progress.detail  # that is compiled since before the first update
                 self.progress.start_activity("Compiling", shows_records=True)
+                self.progress.explain(function or "in another process")
         if self.first_update is not None and self._first_updated is None and not session.compiling:
             self.clock.first_update()
             self._first_updated = self.clock.this_start, session.env_steps, session.samples_trained
