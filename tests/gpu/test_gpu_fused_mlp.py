@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from plain_mlp import check, close, make_layers
 
 from redline.algos import fused_mlp, networks
 from redline.algos.metrics import batch_mean
@@ -23,22 +20,8 @@ SPEC = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
 @pytest.fixture(autouse=True)
 def _prepared() -> None:
     fused_mlp.prepare(torch.device("cuda"), pytest.fail)
-
-
-def make_layers(widths: tuple[int, ...], generator: torch.Generator) -> fused_mlp.Layers:
-    def draw(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator, device="cuda") / math.sqrt(shape[-1])
-        return values.requires_grad_()
-
-    return tuple((draw(out, inputs), draw(out)) for inputs, out in itertools.pairwise(widths))
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    """Fail unless they differ by less than the rounding of bfloat16 in a few layers explains."""
-    error = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
-    assert error < 0.04, f"{error:.4f} of the largest number"
-    if found.numel() > 64:
-        assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.999
+    if not fused_mlp._ready:
+        pytest.skip("this GPU has too little shared memory for the kernel")
 
 
 @settings(max_examples=12, deadline=None)
@@ -54,29 +37,25 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_outputs_and_gradients_equal_the_plain_ones(
     rows: int, inputs: int, hidden: tuple[int, int], outputs: int, dtype: torch.dtype, half: torch.dtype, norm: bool
 ) -> None:
-    generator = torch.Generator("cuda").manual_seed(rows)
-    obs = torch.randint(0, 5, (rows, inputs), generator=generator, device="cuda").to(dtype)
-    scale = torch.rand(inputs, generator=generator, device="cuda")
-    layers = make_layers((-(-inputs // 8) * 8, *hidden, outputs), generator)
-    assert fused_mlp.suits(obs, layers, half)
-    found = fused_mlp.fused_mlp(obs, scale, layers, norm, half)
-    expected = fused_mlp.plain_mlp(obs, scale, layers, norm, half)
-    close(found, expected)
+    check(rows, inputs, (*hidden, outputs), dtype, half, norm, "cuda")
+    assert not fused_mlp._broken
+
+
+def test_nan_stays_nan() -> None:
+    layers = make_layers((64, 64, 64, 8), "cuda")
     with torch.no_grad():
-        assert torch.equal(fused_mlp.fused_mlp(obs, scale, layers, norm, half), found)
-    direction = torch.randn(found.shape, generator=generator, device="cuda")
-    parameters = [parameter for layer in layers for parameter in layer]
-    pairs = zip(
-        torch.autograd.grad(found, parameters, direction),
-        torch.autograd.grad(expected, parameters, direction),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        close(ours, theirs)
+        layers[0][0][:, 3] = torch.nan
+    obs, scale = torch.ones(16, 64, device="cuda"), torch.ones(64, device="cuda")
+    outputs = fused_mlp.fused_mlp(obs, scale, layers, False, torch.bfloat16)
+    assert outputs.isnan().all()
+    (gradient,) = torch.autograd.grad(outputs.sum(), [layers[2][0]])
+    assert gradient.isnan().all()
 
 
 @pytest.mark.parametrize("kind", ["values", "twins", "norm", "dueling", "afterstates"])
-def test_networks_use_it_compiled(kind: str) -> None:
+def test_networks_use_it_compiled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, launched = fused_mlp._launch_forward, []
+    monkeypatch.setattr(fused_mlp, "_launch_forward", lambda *arguments: (launched.append(1), launch(*arguments)))
     spec = SPEC
     if kind == "afterstates":
         spec = Spec((34, 26), torch.float32, (1.0,) * 26, 9.0, 34, "lines", masked=True, afterstates=True)
@@ -91,9 +70,9 @@ def test_networks_use_it_compiled(kind: str) -> None:
         net = net.to("cuda")
         torch.compiler.reset()
         with torch.autocast("cuda", torch.bfloat16):
-            compiled = torch.compile(net, fullgraph=True, dynamic=False)
-            found = compiled(obs.cuda())
-        values = torch.cat([x.reshape(len(obs), -1) for x in found], 1) if isinstance(found, tuple) else found
+            result = torch.compile(net, fullgraph=True, dynamic=False)(obs.cuda())
+        assert bool(launched) == fused
+        values = torch.cat([x.reshape(len(obs), -1) for x in result], 1) if isinstance(result, tuple) else result
         gradients = torch.autograd.grad(values.square().sum(), list(net.parameters()))
         outcomes.append((values.detach(), torch.cat([g.flatten() for g in gradients])))
     for plain, ours in zip(*outcomes, strict=True):

@@ -44,15 +44,15 @@ class Flat(nn.Module):
 
 def flat_then_dense(flat: Flat, dense: Dense | TwinMLP, obs: Tensor, fused: bool) -> Tensor:
     """Return dense(flat(obs)), with `fused` from one kernel for all layers where there is one."""
-    layers, half = dense.layers_to_fuse() if fused else (), precision(obs)
-    rows = obs.flatten(1)
-    if suits(rows, layers, half):
-        return dense.values(fused_mlp(rows, flat.factors, layers, dense.norm, half))
+    if fused and obs.is_cuda:
+        rows, layers, half = obs.flatten(1), dense.layers_to_fuse(), precision(obs)
+        if suits(rows, layers, half):
+            return dense.values(fused_mlp(rows, flat.factors, layers, dense.norm, half))
     out: Tensor = dense(flat(obs))
     return out
 
 
-class TwinsOnPlanes(nn.Sequential):
+class TwinBody(nn.Sequential):
     """Two MLPs with the same flattened input. (B, …) -> (B, 2, at least 4) float32."""
 
     def __init__(self, spec: Spec, config: NetworkConfig) -> None:

@@ -172,8 +172,11 @@ class TwinMLP(nn.Module):
         """Return weight and bias of each layer, the head last; none with normalisation, which is of each twin by itself."""
         if self.norm:
             return ()
-        blocks = [layer for layer in (*self.layers, self.head) if isinstance(layer, BlockDiagonalLinear)]
-        return ((self.first.weight, self.first.bias), *((layer.masked_weight(), layer.bias) for layer in blocks))
+        layers = [(self.first.weight, self.first.bias)]
+        for layer in (*self.layers, self.head):
+            assert isinstance(layer, BlockDiagonalLinear)
+            layers.append((layer.masked_weight(), layer.bias))
+        return tuple(layers)
 
     def values(self, out: Tensor) -> Tensor:
         """Return what `forward` returns, from the outputs of the last layer."""

@@ -4,16 +4,14 @@ Layer by layer, most of the time goes into writing 256 numbers per sample and la
 converting observations to half precision. The kernel holds a tile of 64 samples in registers instead. For a gradient it
 writes what the backward pass needs: scaled observations and the outputs of both hidden layers.
 
-Layers are computed one by one on a CPU, in float32, for other numbers of layers, without Triton, and on GPUs whose shared
-memory is too small; `plain_mlp` is what the kernel is tested against.
+Networks run layer by layer on a CPU, in float32, with other numbers of layers, without Triton, and on GPUs whose shared memory
+is too small. Where Triton cannot build the kernel, the same numbers come from plain operations, and a message says so.
 """
-
-# ruff: noqa: ARG001 (functions that give the shapes of an operation's results take all of its arguments)
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,27 +22,28 @@ HALF = (torch.bfloat16, torch.float16)
 INPUTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, *HALF)
 MAX_WIDTH = 256  # of the first hidden layer: its outputs stay in registers
 MAX_OUTPUTS = 64
-_TILE, _WARPS, _STAGES, _K_TILE, _N_TILE = (
-    64,
-    4,
-    3,
-    64,
-    64,
-)  # the fastest of twelve on an H200, for 4,096 and 65,536 samples
-_SHARED_MEMORY = 160 * 1024  # bytes that a block may use on GPUs for which the tile was chosen
+# The fastest of twelve choices on an H200, for 4,096 and for 65,536 samples:
+_TILE = 64  # samples of a block
+_INPUT_TILE = 64  # inputs that are multiplied at a time
+_UNIT_TILE = 64  # units of the second layer that are computed at a time, at most
+_LAUNCH = {"num_warps": 4, "num_stages": 3}
+_SHARED_MEMORY = 160 * 1024  # bytes of shared memory that a block must be able to use for them
+
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Weight (outputs, inputs) and bias (outputs,) of each layer."""
 
-
 # Whether GPUs of this process run the kernel: `prepare` finds out before anything is compiled, as the compiler cannot ask.
 _ready = False
+_broken = False  # Triton could not build the kernel
+_notify: Callable[[str], None] = print
 
 
 def prepare(device: torch.device, notify: Callable[[str], None]) -> None:
-    """Find out whether `device` runs the kernel; a GPU on which Triton is missing is told about in a message."""
-    global _ready
+    """Find out whether `device` runs the kernel. notify: receives a message if only Triton is missing, or fails later."""
+    global _ready, _notify
     if device.type != "cuda":
         return
+    _notify = notify
     properties = torch.cuda.get_device_properties(device)
     room: int = getattr(properties, "shared_memory_per_block_optin", 0)
     _ready = properties.major >= 8 and room >= _SHARED_MEMORY
@@ -71,158 +70,147 @@ def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torc
     parameters = [parameter.to(half) for layer in layers for parameter in layer]
     obs = obs.contiguous()
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        out: Tensor = _forward_keeping(obs, scale, *parameters, norm)[0]
-        return out
-    return _forward(obs, scale, *parameters, norm)  # type: ignore[no-any-return]
+        outputs: Tensor = _forward_for_gradient(obs, scale, parameters, norm)[0]
+        return outputs
+    return _forward(obs, scale, parameters, norm)  # type: ignore[no-any-return]
 
 
-def plain_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> Tensor:
-    """Return what `fused_mlp` returns, computed layer by layer: the version that the kernel is tested against."""
-    x = F.pad((obs.to(torch.float32) * scale).to(half), (0, layers[0][0].shape[1] - obs.shape[1]))
-    *hidden, last = ((weight.to(half), bias.to(half)) for weight, bias in layers)
-    for weight, bias in hidden:
-        x = F.linear(x, weight, bias)
-        if norm:
-            x = F.layer_norm(x.to(torch.float32), x.shape[-1:]).to(half)
-        x = F.relu(x)
-    return F.linear(x, *last).to(torch.float32)
+# ---- operations of torch, so that the compiler and autograd know them; `parameters`: weight and bias of the three layers
 
 
 @torch.library.custom_op("redline::mlp", mutates_args=())
-def _forward(
-    x: Tensor,
-    scale: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    weight_3: Tensor,
-    bias_3: Tensor,
-    norm: bool,
-) -> Tensor:
+def _forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> Tensor:
     """Return the outputs (B, outputs) float32."""
-    out = _empty_output(x, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, norm)
-    _launch_forward(x, scale, (weight_1, bias_1, weight_2, bias_2, weight_3, bias_3), norm, out, None)
-    return out  # type: ignore[no-any-return]
+    if _broken:
+        return _plain_forward(obs, scale, parameters, norm)[0]
+    outputs = _empty_outputs(obs, scale, parameters, norm)
+    if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, None)):
+        return outputs  # type: ignore[no-any-return]
+    return _plain_forward(obs, scale, parameters, norm)[0]
 
 
-@torch.library.custom_op("redline::mlp_keeping", mutates_args=())
-def _forward_keeping(
-    x: Tensor,
-    scale: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    weight_3: Tensor,
-    bias_3: Tensor,
-    norm: bool,
+@_forward.register_fake
+def _empty_outputs(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> Tensor:
+    del scale, norm
+    return obs.new_empty(obs.shape[0], parameters[4].shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("redline::mlp_for_gradient", mutates_args=())
+def _forward_for_gradient(
+    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the outputs, and what the backward pass needs.
 
     That is the scaled observations (B, padded), the outputs of both hidden layers, with `norm` before their ReLU, and the
     inverse deviations (B,) of both; without `norm` these are empty.
     """
-    found = _empty_outputs(x, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, norm)
-    out, *kept = found
-    _launch_forward(x, scale, (weight_1, bias_1, weight_2, bias_2, weight_3, bias_3), norm, out, kept)
-    return found  # type: ignore[no-any-return]
+    if _broken:
+        return _plain_forward(obs, scale, parameters, norm)
+    outputs, *kept = _empty_for_gradient(obs, scale, parameters, norm)
+    if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, kept)):
+        return outputs, *kept
+    return _plain_forward(obs, scale, parameters, norm)
 
 
-@_forward.register_fake
-def _empty_output(x: Tensor, scale: Tensor, *parameters: Tensor | bool) -> Tensor:
-    weight_3 = parameters[4]
-    assert isinstance(weight_3, Tensor)
-    return x.new_empty(x.shape[0], weight_3.shape[0], dtype=torch.float32)
-
-
-@_forward_keeping.register_fake
-def _empty_outputs(
-    x: Tensor,
-    scale: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    weight_3: Tensor,
-    bias_3: Tensor,
-    norm: bool,
+@_forward_for_gradient.register_fake
+def _empty_for_gradient(
+    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows, half = x.shape[0], weight_1.dtype
+    weight_1, _, weight_2, *_ = parameters
+    rows, half = obs.shape[0], weight_1.dtype
     widths = weight_1.shape[1], weight_1.shape[0], weight_2.shape[0]
-    scaled, first, second = (x.new_empty(rows, width, dtype=half) for width in widths)
-    inverse_1, inverse_2 = (x.new_empty(rows if norm else 0, dtype=torch.float32) for _ in range(2))
-    out = x.new_empty(rows, weight_3.shape[0], dtype=torch.float32)
-    return out, scaled, first, second, inverse_1, inverse_2
+    scaled, first, second = (obs.new_empty(rows, width, dtype=half) for width in widths)
+    inverse_1, inverse_2 = (obs.new_empty(rows if norm else 0, dtype=torch.float32) for _ in range(2))
+    return _empty_outputs(obs, scale, parameters, norm), scaled, first, second, inverse_1, inverse_2
 
 
-@torch.library.custom_op("redline::mlp_backward", mutates_args=())
+@torch.library.custom_op("redline::mlp_gradient", mutates_args=())
 def _hidden_gradients(
-    gradient: Tensor,
-    weight_2: Tensor,
-    weight_3: Tensor,
-    first: Tensor,
-    second: Tensor,
-    inverse_1: Tensor,
-    inverse_2: Tensor,
-    norm: bool,
+    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the sums of both hidden layers, from that of the outputs (B, outputs)."""
-    from redline.algos import mlp_kernels
+    """Return the gradients of the sums of both hidden layers, from that of the outputs (B, outputs).
 
-    found = torch.empty_like(first), torch.empty_like(second)
-    (rows, width_1), width_2, outputs = first.shape, second.shape[1], weight_3.shape[0]
-    mlp_kernels.backward_kernel[(-(-rows // _TILE),)](
-        gradient.contiguous(), weight_2.contiguous(), weight_3.contiguous(), first, second, inverse_1, inverse_2, *found, rows,
-        width_1, width_2, outputs, _power_of_two(width_1), _power_of_two(outputs), _TILE, _part(width_2), norm,
-        num_warps=_WARPS, num_stages=_STAGES,
-    )  # fmt: skip
-    return found
+    weights: of the second and third layer. hidden, inverses: of both hidden layers, from `_forward_for_gradient`.
+    """
+    gradients = _empty_gradients(gradient, weights, hidden, inverses, norm)
+    if not _broken and _attempt(lambda: _launch_backward(gradient, weights, hidden, inverses, norm, gradients)):
+        return gradients  # type: ignore[no-any-return]
+    return _plain_gradients(gradient, weights, hidden, inverses, norm)
 
 
 @_hidden_gradients.register_fake
 def _empty_gradients(
-    gradient: Tensor, weight_2: Tensor, weight_3: Tensor, first: Tensor, second: Tensor, *_: Tensor | bool
+    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(first), torch.empty_like(second)
+    del gradient, weights, inverses, norm
+    return torch.empty_like(hidden[0]), torch.empty_like(hidden[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, _, weight_2, _, weight_3, _, ctx.norm = inputs
-    ctx.save_for_backward(weight_2, weight_3, *output[1:])
+    _, _, parameters, ctx.norm = inputs
+    ctx.save_for_backward(parameters[2], parameters[4], *output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    weight_2, weight_3, x, first, second, inverse_1, inverse_2 = ctx.saved_tensors
-    sums_1, sums_2 = _hidden_gradients(
-        gradient, weight_2, weight_3, first, second, inverse_1, inverse_2, ctx.norm
-    )  # fmt: skip
-    sums_3 = gradient.to(first.dtype)
+def _gradients(ctx: Any, gradient: Tensor, *_: None) -> tuple[None, None, list[Tensor], None]:
+    weight_2, weight_3, scaled, first, second, *inverses = ctx.saved_tensors
+    sums_1, sums_2 = _hidden_gradients(gradient, [weight_2, weight_3], [first, second], inverses, ctx.norm)
     if ctx.norm:
         first, second = F.relu(first), F.relu(second)
-    found: list[Tensor] = []
-    for sums, inputs in ((sums_1, x), (sums_2, first), (sums_3, second)):
-        found += [sums.t() @ inputs, sums.sum(0)]
-    return None, None, *found, None
+    gradients: list[Tensor] = []
+    for sums, inputs in ((sums_1, scaled), (sums_2, first), (gradient.to(first.dtype), second)):
+        gradients += [sums.t() @ inputs, sums.sum(0)]
+    return None, None, gradients, None
 
 
-_forward_keeping.register_autograd(_gradients, setup_context=_save)
+_forward_for_gradient.register_autograd(_gradients, setup_context=_save)
+
+
+# ---- the kernels
+
+
+def _attempt(launch: Callable[[], None]) -> bool:
+    """Launch a kernel; return False, from now on for all, if Triton cannot build it."""
+    global _broken
+    try:
+        launch()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _broken = True
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        _notify(f"Running MLPs without their kernel: Triton could not build it ({reason}).")
+    return not _broken
 
 
 def _launch_forward(
-    x: Tensor, scale: Tensor, parameters: tuple[Tensor, ...], norm: bool, out: Tensor, kept: list[Tensor] | None
+    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool, outputs: Tensor, kept: list[Tensor] | None
 ) -> None:
     from redline.algos import mlp_kernels
 
-    parameters = tuple(parameter.contiguous() for parameter in parameters)
-    weight_1, _, weight_2, _, weight_3, _ = parameters
-    (rows, inputs), (width_1, padded), width_2, outputs = x.shape, weight_1.shape, weight_2.shape[0], weight_3.shape[0]
+    weight_1, _, weight_2, *_ = parameters = [parameter.contiguous() for parameter in parameters]
+    (rows, inputs), (width_1, padded), width_2, count = obs.shape, weight_1.shape, weight_2.shape[0], outputs.shape[1]
     mlp_kernels.forward_kernel[(-(-rows // _TILE),)](
-        x, scale, *parameters, out, *(kept or [out] * 5), rows,
-        inputs, padded, width_1, width_2, outputs, _power_of_two(width_1), _power_of_two(outputs),
-        _TILE, min(_K_TILE, _power_of_two(padded)), _part(width_2), norm, kept is not None,
-        num_warps=_WARPS, num_stages=_STAGES,
+        obs, scale, *parameters, outputs, *(kept or [outputs] * 5), rows,
+        inputs, padded, width_1, width_2, count, _power_of_two(width_1), _power_of_two(count),
+        _TILE, min(_INPUT_TILE, _power_of_two(padded)), _unit_tile(width_2), norm, kept is not None, **_LAUNCH,
+    )  # fmt: skip
+
+
+def _launch_backward(
+    gradient: Tensor,
+    weights: Sequence[Tensor],
+    hidden: Sequence[Tensor],
+    inverses: Sequence[Tensor],
+    norm: bool,
+    gradients: tuple[Tensor, Tensor],
+) -> None:
+    from redline.algos import mlp_kernels
+
+    (rows, width_1), width_2, count = hidden[0].shape, hidden[1].shape[1], gradient.shape[1]
+    mlp_kernels.backward_kernel[(-(-rows // _TILE),)](
+        gradient.contiguous(), *(weight.contiguous() for weight in weights), *hidden, *inverses, *gradients, rows,
+        width_1, width_2, count, _power_of_two(width_1), _power_of_two(count), _TILE, _unit_tile(width_2), norm, **_LAUNCH,
     )  # fmt: skip
 
 
@@ -231,6 +219,50 @@ def _power_of_two(number: int) -> int:
     return 1 << (max(number, 16) - 1).bit_length()
 
 
-def _part(width: int) -> int:
-    """Return how many units of a layer are computed at a time: a power of two that divides `width`, at most 64."""
-    return min(_N_TILE, width & -width)
+def _unit_tile(width: int) -> int:
+    """Return the largest power of two that divides `width`, at most _UNIT_TILE."""
+    return min(_UNIT_TILE, width & -width)
+
+
+# ---- the same in plain operations
+
+
+def _plain_forward(
+    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return what `_forward_for_gradient` returns."""
+    half = parameters[0].dtype
+    x = scaled = F.pad((obs.to(torch.float32) * scale).to(half), (0, parameters[0].shape[1] - obs.shape[1]))
+    hidden, inverses = [], []
+    for weight, bias in (parameters[:2], parameters[2:4]):
+        x = F.linear(x, weight, bias)
+        if norm:
+            variance, mean = torch.var_mean(x.to(torch.float32), 1, correction=0, keepdim=True)
+            inverse = (variance + 1e-5).rsqrt()
+            x = ((x - mean) * inverse).to(half)
+            hidden.append(x)
+            inverses.append(inverse.squeeze(1))
+            x = F.relu(x)
+        else:
+            x = F.relu(x)
+            hidden.append(x)
+            inverses.append(scale.new_empty(0))
+    outputs = F.linear(x, *parameters[4:]).to(torch.float32)
+    return outputs, scaled, hidden[0], hidden[1], inverses[0], inverses[1]
+
+
+def _plain_gradients(
+    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
+) -> tuple[Tensor, Tensor]:
+    """Return what `_hidden_gradients` returns."""
+    gradient = gradient.to(hidden[0].dtype)
+    gradients = []
+    for weight, values, inverse in reversed(list(zip(weights, hidden, inverses, strict=True))):
+        sums = torch.where(values <= 0, 0.0, (gradient @ weight).to(torch.float32))
+        if norm:
+            normal = values.to(torch.float32)
+            products = (sums * normal).mean(1, keepdim=True)
+            sums = inverse.unsqueeze(1) * (sums - sums.mean(1, keepdim=True) - normal * products)
+        gradient = sums.to(values.dtype)
+        gradients.append(gradient)
+    return gradients[1], gradients[0]

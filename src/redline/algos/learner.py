@@ -90,7 +90,7 @@ class Learner(ABC):
         self.ranks, self.several_ranks = runtime.ranks, runtime.ranks.active
         self.first_env, self.total_envs = self.ranks.rank * num_envs, self.ranks.size * num_envs
         device = runtime.device
-        if getattr(config, "fused_mlp", False):
+        if runtime.amp_dtype is not None and getattr(config, "fused_mlp", False):
             fused_mlp.prepare(device, runtime.notify)
         # () int32: root of the learner's random streams. Environments use the streams 0 to N - 1.
         self.key: Tensor = random.fold(random.seed_key(seed, device), -1)

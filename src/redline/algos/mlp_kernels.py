@@ -62,13 +62,13 @@ def forward_kernel(
         if keep:
             tl.store(inverse_1 + row, inverse, mask=exists)
     else:
-        first = tl.maximum(first, 0.0)
+        first = tl.where(first <= 0, 0.0, first)  # NaN stays, as in torch
     first = first.to(dtype)
     if keep:
         inside = exists[:, None] & (unit < width_1)[None, :]
         tl.store(kept_1 + row[:, None] * width_1 + unit[None, :], first, mask=inside)
     if norm:
-        first = tl.where(first > 0, first, 0.0).to(dtype)
+        first = tl.where(first <= 0, 0.0, first).to(dtype)
         sums, squares = tl.zeros((tile,), dtype=tl.float32), tl.zeros((tile,), dtype=tl.float32)
         for start in range(0, width_2, n_tile):
             n = start + tl.arange(0, n_tile)
@@ -90,12 +90,12 @@ def forward_kernel(
         if norm:
             second = (second - mean[:, None]) * inverse[:, None]
         else:
-            second = tl.maximum(second, 0.0)
+            second = tl.where(second <= 0, 0.0, second)
         second = second.to(dtype)
         if keep:
             tl.store(kept_2 + row[:, None] * width_2 + n[None, :], second, mask=exists[:, None])
         if norm:
-            second = tl.where(second > 0, second, 0.0).to(dtype)
+            second = tl.where(second <= 0, 0.0, second).to(dtype)
         head = tl.load(weight_3 + action[None, :] * width_2 + n[:, None], mask=(action < outputs)[None, :], other=0.0)
         total = tl.dot(second, head, total)
     total += tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)[None, :]
@@ -127,7 +127,7 @@ def backward_kernel(
             normal = tl.load(kept_2 + row[:, None] * width_2 + n[None, :], mask=exists[:, None], other=0.0).to(
                 tl.float32
             )
-            second = tl.where(normal > 0, tl.dot(given, head), 0.0)
+            second = tl.where(normal <= 0, 0.0, tl.dot(given, head))
             sums += tl.sum(second, 1)
             products += tl.sum(second * normal, 1)
         inverse = tl.load(inverse_2 + row, mask=exists, other=0.0)
@@ -136,7 +136,7 @@ def backward_kernel(
         n = start + tl.arange(0, n_tile)
         head = tl.load(weight_3 + action[:, None] * width_2 + n[None, :], mask=(action < outputs)[:, None], other=0.0)
         normal = tl.load(kept_2 + row[:, None] * width_2 + n[None, :], mask=exists[:, None], other=0.0).to(tl.float32)
-        second = tl.where(normal > 0, tl.dot(given, head), 0.0)
+        second = tl.where(normal <= 0, 0.0, tl.dot(given, head))
         if norm:
             second = inverse[:, None] * (second - (sums / width_2)[:, None] - normal * (products / width_2)[:, None])
         second = second.to(dtype)
@@ -145,7 +145,7 @@ def backward_kernel(
         total = tl.dot(second, weights, total)
     inside = exists[:, None] & (unit < width_1)[None, :]
     normal = tl.load(kept_1 + row[:, None] * width_1 + unit[None, :], mask=inside, other=0.0).to(tl.float32)
-    first = tl.where(normal > 0, total, 0.0)
+    first = tl.where(normal <= 0, 0.0, total)
     if norm:
         inverse = tl.load(inverse_1 + row, mask=exists, other=0.0)
         sums, products = tl.sum(first, 1) / width_1, tl.sum(first * normal, 1) / width_1

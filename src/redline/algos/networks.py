@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from redline.algos.bodies import MLP, Body, TwinsOnPlanes, body_kind, make_body
+from redline.algos.bodies import MLP, Body, TwinBody, body_kind, make_body
 from redline.algos.distribution import Kind
 from redline.algos.init_weights import init_weights
 from redline.algos.network_config import NetworkConfig, gather, masked
@@ -90,7 +90,7 @@ class ActorCritic(nn.Module):
         if spec.afterstates:
             self.body: nn.Module = Afterstates(spec, config, gamma, outputs=2)
         elif separate and body_kind(spec, config) == "mlp" and config.hidden:
-            self.body = TwinsOnPlanes(spec, config)
+            self.body = TwinBody(spec, config)
         elif separate:
             self.body = make_body(spec, config)
             self.critic = make_body(dataclasses.replace(spec, num_actions=1), config)
