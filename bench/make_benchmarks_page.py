@@ -309,6 +309,19 @@ def _both(speed: Record) -> str:
     return f"{quantity(speed['env_steps_per_second'])} env-steps/s, {quantity(speed['samples_per_second'])} gradient samples/s"
 
 
+def processor_time(file: Record) -> Iterator[Row]:
+    for name, speeds in file["dqn_samples_per_cpu_second"].items():
+        what = f"{name.replace('redline', 'Redline')}: DQN, MLP 256x3, per second of one core's processor time"
+        yield Row(PEERS, what, f"{span(speeds, quantity)} gradient samples")
+    for when, libraries in file["replay_ms"].items():
+        what = f"Replay, (4, 14, 7) uint8 frames, batch 2,048, 100,000 transitions, processor time of one core, {when}"
+        yield Row(
+            PEERS,
+            what,
+            ", ".join(f"{name.replace('redline', 'Redline')} {ms:.2f} ms" for name, ms in libraries.items()),
+        )
+
+
 def replay_peers(file: Record) -> Iterator[Row]:
     for size, libraries in file["samples_per_second"].items():
         for name, speeds in libraries.items():
@@ -640,6 +653,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "collect-rings-cpu": rings,
     "cpu-make-train": make_train,
     "cpu-peers": peers,
+    "cpu-processor-time": processor_time,
     "cpu-train": trained,
     "export-cpu": exports,
     "gpu-default": trained,

@@ -2,13 +2,19 @@
 
 SB3 plays the plain-Python Snake (the oracle, the fastest single game we have) in 8 environments, with the faster of its
 two vector environments, net 256x3, batch 128, a gradient step every 4 vector steps. Ours is measured twice: with the
-settings `redline train snake` takes here (env-steps/s), and with SB3's network and loss (gradient samples/s).
+settings `redline train snake --algo dqn` takes here (env-steps/s), and with SB3's network and loss (gradient samples/s).
 
     python bench/peers.py [--seconds 20] [--out bench/results/peers.json]
+
+Speeds are by the clock. Where other programs keep the cores busy, only processor time can be compared: bind the script to one
+core (taskset -c 0) and read `samples_per_cpu_second`, the gradient samples for each second that the process computed.
 """
 
 from __future__ import annotations
 
+import redline  # noqa: F401  # before torch: decides when torch returns memory to the system
+
+# isort: split
 import argparse
 import json
 import time
@@ -25,7 +31,7 @@ from redline import games, oracles
 from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
-from redline.tools.bench import describe_machine, rate
+from redline.tools.bench import describe_machine, rates
 
 GAME = "snake"
 SB3_ENVS, SB3_BATCH, SB3_TRAIN_FREQ, SB3_NET = 8, 128, 4, [256, 256, 256]
@@ -77,29 +83,35 @@ def measure_sb3(vector: type[VecEnv], seconds: float) -> dict[str, float]:
         device="auto",
     )
     model.learn(2_000)  # warm-up, past learning_starts
-    steps = updates = 0
-    started = time.perf_counter()
+    steps, updates = 0, model._n_updates
+    started, computed = time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
-        before = model._n_updates
         model.learn(2_000, reset_num_timesteps=False)
         steps += 2_000
-        updates += model._n_updates - before
-    spent = time.perf_counter() - started
+    spent, computed = time.perf_counter() - started, time.process_time() - computed
+    samples = (model._n_updates - updates) * SB3_BATCH
     env.close()
-    return {"env_steps_per_second": steps / spent, "samples_per_second": updates * SB3_BATCH / spent}
+    speeds = {"env_steps_per_second": steps / spent, "samples_per_second": samples / spent}
+    # The processes of SubprocVecEnv compute beside this one.
+    return speeds | ({"samples_per_cpu_second": samples / computed} if vector is DummyVecEnv else {})
 
 
 def measure_ours(seconds: float, **changes: Any) -> dict[str, float]:
     """Env-steps/s and gradient samples/s of `redline train` with these settings, once it is learning and compiled."""
     torch._dynamo.reset()
-    plan = resolve(Settings(env=GAME, **changes))
+    plan = resolve(Settings(env=GAME, algo="dqn", **changes))
     session = Session(plan, print)
     while not session.updates:
         session.iterate(1)
-    per_second = rate(lambda: session.iterate(1), seconds, plan.device)
+    samples = plan.algo_config.updates * session.learner.samples_per_update
+    per_second, per_cpu_second = (
+        rates(lambda: session.iterate(1), seconds, plan.device, 1, clock=clock)[0]
+        for clock in (time.perf_counter, time.process_time)
+    )
     return {
         "env_steps_per_second": per_second * plan.num_envs,
-        "samples_per_second": per_second * plan.algo_config.updates * session.learner.samples_per_update,
+        "samples_per_second": per_second * samples,
+        "samples_per_cpu_second": per_cpu_second * samples,
         "settings": plan.describe(),
     }
 
@@ -133,12 +145,15 @@ def main() -> None:
         "redline_sb3_net": same_net,
         "env_steps_ratio": ours["env_steps_per_second"] / best["env_steps_per_second"],
         "samples_ratio": same_net["samples_per_second"] / best["samples_per_second"],
+        "samples_per_cpu_second_ratio": same_net["samples_per_cpu_second"]
+        / sb3["DummyVecEnv"]["samples_per_cpu_second"],
     }
     for name, row in [*sb3.items(), ("Redline, its defaults", ours), ("Redline, net 256x3", same_net)]:
-        rates = f"{row['env_steps_per_second']:>12,.0f} env-steps/s {row['samples_per_second']:>12,.0f} samples/s"
-        print(f"{name:<24}{rates}")
+        speeds = f"{row['env_steps_per_second']:>12,.0f} env-steps/s {row['samples_per_second']:>12,.0f} samples/s"
+        print(f"{name:<24}{speeds} {row.get('samples_per_cpu_second', 0.0):>12,.0f} per processor second")
     print(f"env-steps/s, Redline's defaults over SB3:            {record['env_steps_ratio']:.1f} times")
     print(f"gradient samples/s, SB3's network, Redline over SB3: {record['samples_ratio']:.1f} times")
+    print(f"the same per second of the processor:                {record['samples_per_cpu_second_ratio']:.1f} times")
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
 
