@@ -100,6 +100,25 @@ def test_a_torch_that_will_not_compile_at_all(monkeypatch: pytest.MonkeyPatch) -
     assert "not supported on Python 3.99" in notes[0]
 
 
+def test_kernels_that_cannot_be_combined_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class InductorError(Exception):
+        pass
+
+    def compile_function(function: Any, **settings: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            if settings["options"].get("combo_kernels"):
+                raise InductorError("Topological sort failed!")
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_function)
+    compiler = fast.Compiler(True, pytest.fail, torch.device("cuda"))
+    double = compiler(lambda x: 2 * x)
+    assert [double(2), double(3)] == [4, 6]
+    assert compiler.enabled
+
+
 def test_what_was_compiled_before_another_failed_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     working = ["first"]
 

@@ -138,6 +138,7 @@ def test_a_captured_iteration_is_captured_again_in_parts(compile: bool, tmp_path
     assert session.learner.micro_batches >= 2
     assert session.updates == 12 * session.learner.updates_per_iteration
     assert not [message for message in messages if "without" in message]  # neither the compiler nor the graph gave up
+    torch.cuda.set_per_process_memory_fraction(1.0)  # the check needs memory, too
     assert all(bool(torch.isfinite(x).all()) for x in session.learner.state_dict()["model"].values())
     session.close()
 

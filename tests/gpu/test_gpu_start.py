@@ -41,8 +41,9 @@ def test_compiled_functions_are_read_from_disk(algo: str, tmp_path: Path, monkey
         counts.append({name: found[f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")})
         models.append({name: x.clone() for name, x in session.tensors()["model"].items()})
         session.close()
-    assert counts[0]["hit"] == counts[0]["bypass"] == 0
-    assert counts[1] == {"hit": counts[0]["miss"], "miss": 0, "bypass": 0}
+    assert counts[0]["hit"] == 0
+    assert counts[0]["bypass"] <= 1  # a dense layer behind convolutions: torch keeps no graph with an autograd function
+    assert counts[1] == {"hit": counts[0]["miss"], "miss": 0, "bypass": counts[0]["bypass"]}
     for name, x in models[0].items():
         torch.testing.assert_close(models[1][name], x, rtol=1e-2, atol=1e-3, msg=f"{name} differs")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +26,6 @@ from redline.run.device_choice import cache_file, remember
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
-from redline.run.settings import Settings
 from redline.run.signals import StopSignals
 
 PATIENCE = 800.0  # seconds, on a busy machine
@@ -184,32 +186,49 @@ def test_runs_that_must_repeat_are_compiled_before_they_learn(tmp_path: Path, st
     assert stuck == []
 
 
-@pytest.mark.timeout(900)
-def test_the_other_process_compiles_what_this_one_then_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real compiler, as on a GPU: each process compiles a part; what the other compiles comes from the disk."""
-    from torch._dynamo.utils import counters
+SHARED = """
+import json, sys
+from redline.run.plan import Plan
+from redline.run.resolve import resolve
+from redline.run.session import Session
+from redline.run.settings import Settings
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Plan, "shares_compilation", True)
-    algo = {"hidden": (8,), "learning_starts": 16}
-    options: dict[str, Any] = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu", "steps": 1000}
-    plan = resolve(Settings("toy_game", "dqn", compile=True, run_dir=str(tmp_path), algo_options=algo, **options))
-    torch.compiler.reset()
-    counters.clear()
-    session = Session(plan, pytest.fail, may_overlap=True)
-    precompilation = session._precompilation
-    assert precompilation
-    assert not session.compiling, "learning waits"
-    while not session.updates:
-        session.iterate(1)
-    assert precompilation._begun == ["loss", "apply"]
-    counts = counters["aot_autograd"]
-    assert (counts["autograd_cache_hit"], counts["autograd_cache_miss"], counts["autograd_cache_bypass"]) == (2, 1, 0)
-    wait_for(precompilation)
-    session.close()
-    monkeypatch.setattr(subprocess, "Popen", pytest.fail)  # not again
-    Session(plan, pytest.fail, may_overlap=True).close()
+def fail(message):
+    raise SystemExit(message)
+
+Plan.shares_compilation = True
+options = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu", "steps": 1000, "run_dir": sys.argv[1]}
+algo = {"hidden": (8,), "learning_starts": 16}
+plan = resolve(Settings("toy_game", "dqn", compile=True, algo_options=algo, **options))
+session = Session(plan, fail, may_overlap=True)
+first = session._precompilation
+while not session.updates:
+    session.iterate(1)
+while not first.finished:
+    pass
+session.close()
+second = Session(plan, fail, may_overlap=True)  # remembered: no other process
+from torch._dynamo.utils import counters
+found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")}
+print(json.dumps(found | {"begun": first._begun, "again": second._precompilation._process is not None}))
+second.close()
+"""
+
+
+@pytest.mark.timeout(900)
+def test_the_other_process_compiles_what_this_one_then_finds(tmp_path: Path) -> None:
+    """With the real compiler, as on a GPU: each process compiles a part; what the other compiles comes from the disk."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED, str(tmp_path / "run")],
+        env=os.environ | folders | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"hit": 2, "miss": 1, "bypass": 0, "begun": ["loss", "apply"], "again": False}
 
 
 def test_a_plan_on_a_gpu_is_compiled_by_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +236,33 @@ def test_a_plan_on_a_gpu_is_compiled_by_two_processes(tmp_path: Path, monkeypatc
     plan = dataclasses.replace(resolve(tiny(tmp_path, compile=True, steps=1000)), device=torch.device("cuda", 0))
     assert plan.shares_compilation
     tuned = dataclasses.replace(plan.settings, compile_mode="max-autotune")
-    for other in ({"compile": False}, {"settings": tuned}, {"device": torch.device("cpu")}):
+    repeated = dataclasses.replace(plan.settings, deterministic=True)
+    for other in ({"compile": False}, {"settings": tuned}, {"settings": repeated}, {"device": torch.device("cpu")}):
         assert not dataclasses.replace(plan, **other).shares_compilation, other
     monkeypatch.setattr(plans, "_CORES_TO_SHARE", 10_000)
     assert not plan.shares_compilation
+
+
+def test_a_run_waits_for_what_the_other_process_compiles_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompile, "_WAIT", 0.1)
+    slept: list[float] = []
+    monkeypatch.setattr(
+        precompile.time, "sleep", lambda seconds: (slept.append(seconds), threading.Event().wait(seconds))
+    )
+    precompilation = object.__new__(precompile.Precompilation)
+    precompilation._notify, precompilation._skip, precompilation._begun = pytest.fail, ("step",), ["loss", "apply"]
+    precompilation._process, precompilation._ends = subprocess.Popen(["sleep", "60"], start_new_session=True), math.inf
+    try:
+        for function in ("step", "loss"):  # skipped; compiled
+            precompilation.wait_for(function)
+        assert not slept
+        precompilation.wait_for("shuffle")  # not begun in time
+        assert slept
+        precompilation._ends = time.monotonic() + 0.2
+        precompilation.wait_for("apply")  # at work, until patience ends
+        assert precompilation.finished
+    finally:
+        precompilation.close()
 
 
 @pytest.fixture

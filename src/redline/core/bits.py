@@ -66,8 +66,8 @@ def count_all_bits(words: Sequence[Tensor]) -> Tensor:
     while words:
         sums, carries = list(words), []
         while len(sums) > 2:
-            a, b, c, *sums = sums
-            sums.append(a ^ b ^ c)
+            a, b, c = sums[:3]
+            sums = [*sums[3:], a ^ b ^ c]
             carries.append((a & b) | ((a ^ b) & c))
         if len(sums) == 2:
             carries.append(sums[0] & sums[1])

@@ -29,11 +29,12 @@ _INLINE = 10
 _UNROLL = 8
 _FUSION = 64  # the compiler's own default
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
+_COMBINE = "combo_kernels"  # option: launch small kernels that do not depend on each other as one
 # Two-dimensional tiles make kernels on (games, cells) up to fourteen times slower than one-dimensional ones.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "assert_indirect_indexing": False,
     "triton.max_tiles": 1,
-    "combo_kernels": True,  # small kernels that do not depend on each other are launched as one
+    _COMBINE: True,
 }
 # Torch keeps compiled functions on disk, but for those with functions it does not know to be safe. Entering autocast is:
 # its arguments are part of the code that makes the key.
@@ -121,7 +122,7 @@ class Compiler:
         """report: receives the name of the function that is compiled next, its number and the number of functions."""
         self.enabled, self.notify, self.report = enabled, notify, report
         self.postponed = False  # functions run eagerly for now
-        self.skipped: tuple[str, ...] = ()  # names of functions that always do
+        self.skipped: tuple[str, ...] = ()  # names of functions that are never compiled
         if mode not in COMPILE_MODES:
             raise UserError(f"compile_mode is '{mode}'; expected {', '.join(COMPILE_MODES)}.")
         on_gpu = device.type == "cuda"
@@ -155,8 +156,7 @@ class Compiler:
                     reach("compile")
                     self.report(name, len(self.seconds) + 1, self._functions)
                     started = time.perf_counter()
-                    candidate = self._compile(function)
-                    result = candidate(*arguments)
+                    candidate, result = self._first_call(function, arguments)
                     self.seconds[name] = time.perf_counter() - started
                     compiled = candidate
                     return result
@@ -170,7 +170,21 @@ class Compiler:
 
         return call
 
-    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _first_call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+        """Return the compiled function and the result of its first call, which compiles it.
+
+        Torch 2.11 cannot put the combined kernels of some graphs in order; those are compiled without.
+        """
+        compiled = self._compile(function, self.options)
+        try:
+            return compiled, compiled(*arguments)
+        except Exception as error:
+            if _COMBINE not in self.options or type(error).__name__ != "InductorError":
+                raise
+        compiled = self._compile(function, {k: value for k, value in self.options.items() if k != _COMBINE})
+        return compiled, compiled(*arguments)
+
+    def _compile(self, function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
         """Return the function as torch.compile does; it is compiled at its first call."""
         import torch._dynamo
 
@@ -178,7 +192,7 @@ class Compiler:
         # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
         # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
-        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=self.options)
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=options)
         return compiled
 
     def _give_up(self, error: Exception) -> None:

@@ -82,7 +82,12 @@ def check_memory(plan: Plan) -> int:
 
 
 def fits_twice(plan: Plan) -> bool:
-    """Return whether another process with the same plan fits as well, judged by games and experience."""
+    """Return whether another process with the same plan fits as well, judged by games and experience.
+
+    On a GPU the learner must be small, too: beside the other's gradients this one would have to split its batches, for good.
+    """
+    if plan.device.type == "cuda" and not _is_small(plan):
+        return False
     return 4 * sum(estimate(plan, None)[plan.device].values()) < hardware.free_bytes(plan.device)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +78,10 @@ class Plan:
 
         Learning starts once everything is compiled, with the same code. Modes that time kernels do so undisturbed.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        undisturbed = cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
-        return self.device.type == "cuda" and undisturbed and self._compiles_anywhere
+        undisturbed = self.hardware.cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
+        # The other process does not set torch's switch for deterministic operations, which is part of its keys.
+        same = not self.settings.deterministic
+        return self.device.type == "cuda" and undisturbed and same and self._compiles_anywhere
 
     @property
     def _compiles_anywhere(self) -> bool:

@@ -1,4 +1,4 @@
-"""Compile a run's functions in another process while this one plays and learns uncompiled.
+"""Compile a run's functions in another process while this one plays and learns uncompiled, or compiles others.
 
 The process trains the same plan for one update and leaves what was compiled in torch's cache on disk, where this process
 then finds it. A thread would not do: while torch traces a function it replaces the methods of modules for the whole
@@ -29,6 +29,7 @@ from redline.run.plan import Plan, digest
 from redline.run.settings import Settings
 
 _CACHE = "compiled"  # name of the file that remembers compiled plans
+_WAIT = 10.0  # seconds in which the process must begin a function for the run to wait for it
 _PATIENCE = 1800.0  # seconds after which the process must hang
 # Parts of a plan that depend on the state of the machine, such as its free memory, and would come out differently.
 _DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "threads", "backplay")
@@ -49,7 +50,8 @@ class Precompilation:
         skip: names of functions not to compile.
         """
         self._notify, self._report = notify, report
-        self._skip, self._begun = skip, list[str]()  # functions that the process has begun to compile, in order
+        self._skip = skip
+        self._begun: list[str] = []  # functions that the process has begun to compile, in order
         self._ends = time.monotonic() + _PATIENCE
         self._process: subprocess.Popen[bytes] | None = None
         key = _key(plan, skip)
@@ -80,12 +82,15 @@ class Precompilation:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing to wait for: what could be compiled is on disk."""
+        """Whether there is nothing to wait for: what could be compiled is on disk, or the process hangs."""
         return self._process is None or self._process.poll() is not None or time.monotonic() > self._ends
 
     def wait_for(self, function: str) -> None:
-        """Wait until a function is compiled, unless it is one to skip."""
+        """Wait until a function is compiled, unless it is one to skip; for one that is not begun, only a few seconds."""
+        ends = time.monotonic() + _WAIT
         while function not in (*self._skip, *self._begun[:-1]) and not self.finished:
+            if function not in self._begun and time.monotonic() > ends:  # the process may have to play for long first
+                return
             time.sleep(0.05)
 
     def close(self) -> None:

@@ -244,7 +244,7 @@ class Session:
                 return
 
     def _read_compiled(self) -> None:
-        """Compile functions at their next call, from what is on disk by now; but have one update before."""
+        """End the other process; where functions were postponed, compile them from now on, but have one update before."""
         learned = self.updates > self._updates_before or time.monotonic() > self._eager_until
         if self.compiler.postponed and learned:
             torch.set_num_threads(self._threads)
