@@ -666,6 +666,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "learners-h200": learners,
     "learners-redesign-h200": learners_redesign,
     "learners-relu-h200": learner_speeds,
+    "learners-fused-h200": learner_speeds,
     "mario-h200": mario,
     "replay-cpu": replay_peers,
     "replay-h200": replay,
