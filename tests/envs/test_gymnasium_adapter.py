@@ -247,7 +247,7 @@ def test_options_reach_the_game_and_wrong_ones_are_named() -> None:
     assert env.step(0)[3] is True
     with pytest.raises(UserError, match="did you mean 'width'"):
         gymnasium.make(SNAKE, widht=7)
-    with pytest.raises(UserError, match=r"4 to 32"):
+    with pytest.raises(UserError, match=r"4 to 40"):
         gymnasium.make_vec(SNAKE, num_envs=2, width=2)
     with pytest.raises(UserError, match="num_envs is 0"):
         gymnasium.make_vec(SNAKE, num_envs=0)

@@ -115,7 +115,7 @@ def test_recipes_are_found_by_name_and_by_the_part_before_the_colon() -> None:
         "gymnasium",
     ]
     assert recipes.find("no_such_game").name == ""
-    assert recipes.compiler_options(load_game("tetris")) == CompilerOptions(gpu_inline=40, unroll=18)
+    assert recipes.compiler_options(load_game("tetris")) == CompilerOptions(gpu_inline=40, unroll=18, fusion=512)
     assert recipes.compiler_options(load_game("gym:CartPole-v1")) == CompilerOptions()
 
 

@@ -4,7 +4,7 @@ A rollout has T steps of N environments. `done` marks the last step of an episod
 truncated step must already include the discounted value of the state it led to, see RolloutBuffer.bootstrapped_rewards.
 
 On a GPU, the compiler makes one kernel of the loop over the steps. For a CPU it takes longer to compile 32 steps than the
-network, so the loop is in NumPy there, with the same operations in the same order, and compiled code calls it as an operator.
+network, so the loop is in NumPy there, with the same operations in the same order, as an operator of torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def gae(
 
     reward, value, done: (T, N). bootstrap_value: (N,), value of the state after the last step.
     """
-    function = _gae if reward.device.type != "cpu" else _gae_operator if torch.compiler.is_compiling() else _gae_on_cpu
+    function = _gae_operator if reward.device.type == "cpu" else _gae
     return function(reward, value, bootstrap_value, done, gamma, gae_lambda)
 
 
@@ -34,8 +34,7 @@ def q_lambda_returns(
 
     reward, value, done: (T, N), value being that of each state's best action. bootstrap_value: (N,), as in `gae`.
     """
-    on_cpu = reward.device.type == "cpu"
-    function = (_q_lambda_operator if torch.compiler.is_compiling() else _q_lambda_on_cpu) if on_cpu else _q_lambda
+    function = _q_lambda_operator if reward.device.type == "cpu" else _q_lambda
     return function(reward, value, bootstrap_value, done, gamma, q_lambda)
 
 
