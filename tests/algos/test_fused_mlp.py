@@ -89,7 +89,9 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(fused_mlp, "_broken", False)
     monkeypatch.setattr(fused_mlp, "_notify", messages.append)
     check(70, 300, (64, 48, 8), torch.uint8, torch.bfloat16, norm, "cpu")
-    assert messages == ["Running MLPs without their kernel: Triton could not build it (Failed to find C compiler.)."]
+    assert messages == [
+        "Running MLPs without their kernel: Triton could not build it (RuntimeError: Failed to find C compiler.)."
+    ]
 
 
 def test_layers_that_do_more_than_multiply_are_not_fused() -> None:

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from redline.engine.fast import first_line
+from redline.engine.out_of_memory import is_out_of_memory
+
 HALF = (torch.bfloat16, torch.float16)
 INPUTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, *HALF)
 MAX_WIDTH = 256  # of the first hidden layer: its outputs stay in registers
@@ -81,8 +84,6 @@ def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torc
 @torch.library.custom_op("redline::mlp", mutates_args=())
 def _forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> Tensor:
     """Return the outputs (B, outputs) float32."""
-    if _broken:
-        return _plain_forward(obs, scale, parameters, norm)[0]
     outputs = _empty_outputs(obs, scale, parameters, norm)
     if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, None)):
         return outputs  # type: ignore[no-any-return]
@@ -104,8 +105,6 @@ def _forward_for_gradient(
     That is the scaled observations (B, padded), the outputs of both hidden layers, with `norm` before their ReLU, and the
     inverse deviations (B,) of both; without `norm` these are empty.
     """
-    if _broken:
-        return _plain_forward(obs, scale, parameters, norm)
     outputs, *kept = _empty_for_gradient(obs, scale, parameters, norm)
     if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, kept)):
         return outputs, *kept
@@ -133,7 +132,7 @@ def _hidden_gradients(
     weights: of the second and third layer. hidden, inverses: of both hidden layers, from `_forward_for_gradient`.
     """
     gradients = _empty_gradients(gradient, weights, hidden, inverses, norm)
-    if not _broken and _attempt(lambda: _launch_backward(gradient, weights, hidden, inverses, norm, gradients)):
+    if _attempt(lambda: _launch_backward(gradient, weights, hidden, inverses, norm, gradients)):
         return gradients  # type: ignore[no-any-return]
     return _plain_gradients(gradient, weights, hidden, inverses, norm)
 
@@ -172,14 +171,14 @@ _forward_for_gradient.register_autograd(_gradients, setup_context=_save)
 def _attempt(launch: Callable[[], None]) -> bool:
     """Launch a kernel; return False, from now on for all, if Triton cannot build it."""
     global _broken
-    try:
-        launch()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _broken = True
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        _notify(f"Running MLPs without their kernel: Triton could not build it ({reason}).")
+    if not _broken:
+        try:
+            launch()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            _broken = True
+            _notify(f"Running MLPs without their kernel: Triton could not build it ({first_line(error)}).")
     return not _broken
 
 
