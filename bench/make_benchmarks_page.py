@@ -522,7 +522,7 @@ def viewers(file: Record) -> Iterator[Row]:
     yield Row(SPEED, what, f"{100 * file['ratio']:.1f} % of the throughput (pairs of windows: {spread})")
 
 
-def page(file: Record) -> Iterator[Row]:
+def open_page(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/page.py wrote."""
     if "first_frame" in file:
         times = file["first_frame_seconds"]
@@ -618,7 +618,7 @@ SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "soak-": soak,
     "start-": starts,
     "viewers-": viewers,
-    "page-": page,
+    "page-": open_page,
     "kernels-": kernels,
     "hindsight-": hindsight,
     "growth-": growth,
