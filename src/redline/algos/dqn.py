@@ -24,7 +24,7 @@ from redline.algos.exploration import epsilon_greedy, epsilon_ladder
 from redline.algos.metrics import batch_mean, read_means
 from redline.algos.network_config import share_buffers
 from redline.algos.noisy import draw_noise
-from redline.algos.optimizer import Optimizer, flatten, linear
+from redline.algos.optimizer import Optimizer, annealed_discount, flatten, linear
 from redline.algos.td_targets import distributional_losses, td_targets
 from redline.core import random
 from redline.core.errors import UserError
@@ -104,9 +104,15 @@ class Learner(learner.Learner):
         self.updates_per_iteration = config.updates
         if not config.batch_norm:  # which needs the whole batch at once
             self.max_micro_batches = min(config.batch_size, learner.MAX_MICRO_BATCHES)
-        # Only beta and the learning rate follow `progress`; epsilon counts environment steps.
-        self.scheduled = config.prioritized or config.learning_rate_end is not None
+        # Only beta, the learning rate and the discount follow `progress`; epsilon counts environment steps.
+        ends = (config.learning_rate_end, config.gamma_end)
+        self.scheduled = config.prioritized or any(end is not None for end in ends)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
+        self.discount = torch.tensor(config.gamma, device=device)  # () float32, with gamma_end: as `sample` sets it
+        if config.gamma_end is not None and spec.afterstates:
+            raise UserError(
+                "dqn.gamma_end is set, but with afterstates the discount is part of the network. Remove gamma_end."
+            )
         if config.munchausen and spec.masked:
             raise UserError(
                 "dqn.munchausen is on; expected a game in which every action is legal: the replay memory does not keep the "
@@ -139,7 +145,7 @@ class Learner(learner.Learner):
             state=state,
             capacity=config.replay_capacity,
             n_step=config.n_step,
-            gamma=config.gamma,
+            gamma=config.gamma if config.gamma_end is None else self.discount,
             alpha=config.priority_alpha if config.prioritized else None,
             key=self.own_key(random.fold(self.key, -1)),
             batch_size=config.batch_size,
@@ -223,6 +229,8 @@ class Learner(learner.Learner):
     def sample(self, number: Tensor) -> Batch:
         """Return batch `number` () int64 of all batches sampled in this run."""
         config, key = self.config, random.fold(self.key, 2 * number + 1)
+        if config.gamma_end is not None:
+            self.discount.copy_(annealed_discount(config.gamma, config.gamma_end, self.progress))
         beta = config.priority_beta + (1.0 - config.priority_beta) * self.progress
         return self.memory.sample(self.own_key(key), config.batch_size, beta, number)
 

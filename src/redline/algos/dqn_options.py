@@ -24,7 +24,8 @@ class Config(NetworkConfig):
     train_every: int = 1  # steps that every environment plays per iteration with gradient steps
     learning_rate: float = 1e-3  # of Adam, at the start of training
     learning_rate_end: float | None = None  # at the end of training, linear; none: constant
-    gamma: float = 0.97  # discount
+    gamma: float = 0.97  # discount, at the start of training
+    gamma_end: float | None = None  # at the end of training, linear in 1 / (1 - gamma); none: constant
     n_step: int = 3  # steps of a return before it bootstraps
     double: bool = True  # the online network chooses the next action, the target network evaluates it
     dueling: bool = False  # split outputs into state value and advantages
@@ -66,6 +67,9 @@ class Config(NetworkConfig):
                 raise UserError(f"dqn.{name} is {getattr(self, name)}; expected a number above 0.")
         if self.learning_rate_end is not None and not self.learning_rate_end >= 0:
             raise UserError(f"dqn.learning_rate_end is {self.learning_rate_end}; expected 0 or more, or none.")
+        if self.gamma_end is not None:
+            self.expect(("gamma_end",), "a number from 0 to below 1, or none", lambda x: 0 <= x < 1)
+            self.expect(("gamma",), "below 1 where gamma_end is set", lambda x: x < 1)
         replay.check(self.replay)
         if self.distribution not in ("none", "categorical", "quantile"):
             raise UserError(f"dqn.distribution is '{self.distribution}'; expected none, categorical, quantile.")

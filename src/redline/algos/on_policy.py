@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from redline.algos import network_config
 from redline.algos.learner import MAX_MICRO_BATCHES, Learner
 from redline.algos.metrics import explained_variance, read_means
-from redline.algos.optimizer import Optimizer, linear
+from redline.algos.optimizer import Optimizer, annealed_discount, linear
 from redline.algos.rollout import RolloutBuffer, max_truncations
 from redline.core import random
 from redline.core.errors import UserError
@@ -267,9 +267,9 @@ class OnPolicyLearner(Learner):
         return reward, rollout.steps(rollout.outputs["value"]), bootstrap_value, rollout.steps(rollout.done)
 
     def discount(self) -> float | Tensor:
-        """Return gamma at this point of training: 1 / (1 - gamma) goes linearly to its end."""
+        """Return gamma at this point of training."""
         start, end = self.config.gamma, self.config.gamma_end
-        return start if end is None else 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), self.progress)
+        return start if end is None else annealed_discount(start, end, self.progress)
 
     def update_learning_rate(self) -> None:
         """Set the learning rate of this point of training."""

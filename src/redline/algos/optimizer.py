@@ -30,6 +30,11 @@ def linear(start: float, end: float, progress: Tensor) -> Tensor:
     return start + (end - start) * progress.clamp(0.0, 1.0)
 
 
+def annealed_discount(start: float, end: float, progress: Tensor) -> Tensor:
+    """Return the discount () at this point of training: 1 / (1 - discount) goes linearly from start's to end's."""
+    return 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), progress)
+
+
 class Optimizer:
     """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
 

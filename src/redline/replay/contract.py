@@ -55,7 +55,7 @@ class ReplayRequest:
     state: Any  # (N, …) an example of the game's State: gives the number of environments, shapes, dtypes and device
     capacity: int  # transitions
     n_step: int
-    gamma: float
+    gamma: float | Tensor  # a () tensor may change between samples
     alpha: float | None = None  # exponent of priorities; None: uniform sampling
     key: Tensor | None = None  # () int32: random stream for batches that are drawn ahead of time
     batch_size: int = 1

@@ -74,7 +74,7 @@ def final_slot_of(word: Tensor) -> Tensor:
 class NStepWindows:
     """Folds stored steps into n-step windows and builds their observations."""
 
-    def __init__(self, rules: Rules, state: Any, ring: ReplayRing, finals: FinalStates, gamma: float) -> None:
+    def __init__(self, rules: Rules, state: Any, ring: ReplayRing, finals: FinalStates, gamma: float | Tensor) -> None:
         spec = rules.game.spec(rules.config)
         if spec.num_actions > MAX_ACTIONS:
             raise UserError(
