@@ -3,13 +3,14 @@
 A priority is a number of units, 1 to 2**31 - 1, in an int32 leaf; a leaf of 0 is never drawn. A node is the int64 sum of
 its 16 children and is recomputed from them whenever one changes. Integer sums do not depend on the order of addition, so
 they never drift, are equal on every device, and a draw below the total always ends at a leaf above 0. The tree ends at a
-level with few nodes: searching their cumulative sum is faster than more levels.
+level with some ten thousand nodes: summing them up again for every batch is faster than keeping more levels up to date.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.core import random
 
@@ -17,6 +18,16 @@ CHILDREN = 16
 UNIT = 1 << 16  # units of a priority of 1: priorities are distinguished from 1/65536 to 32767
 TOP = 1 << 16  # most nodes of the top level
 _MAX_UNITS = 2.0**31 - 128  # the largest float32 that an int32 can hold
+_ROW = 256
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Return a batch (B,) as rows of 256, or as one row where that is impossible, to be reduced in two steps.
+
+    The compiler reduces a single vector with few blocks of a GPU, eight for 65,536 samples, however much has to be gathered
+    and computed for each of them. In two steps, over rows and then over their results, it uses all of them.
+    """
+    return x.view(-1, _ROW if x.shape[0] % _ROW == 0 else x.shape[0])
 
 
 class Priorities:
@@ -60,7 +71,8 @@ class Priorities:
         Sampling is stratified: the total is split into `count` equal parts and one place is drawn from each. With a total
         of 0 the places are meaningless and their units are 0.
         """
-        cumulative = self.levels[-1].cumsum(0, dtype=torch.int64)
+        tree = [*self.levels, *self._levels_above()]
+        cumulative = tree[-1].cumsum(0, dtype=torch.int64)
         total, number = cumulative[-1], torch.arange(count, device=self.device)
         stratum = torch.div(total, count, rounding_mode="floor")
         remainder = total - stratum * count
@@ -73,7 +85,7 @@ class Priorities:
         target = torch.minimum(start + bits % extent, (total - 1).clamp(min=0))
         node = torch.searchsorted(cumulative, target, right=True).clamp(max=len(cumulative) - 1)
         target = target - torch.where(node > 0, cumulative[node - 1], 0)
-        for level in reversed(self.levels[:-1]):
+        for level in reversed(tree[:-1]):
             node = node.clamp(max=len(level) // CHILDREN - 1)  # only exceeded if the total is 0
             sums = level.view(-1, CHILDREN)[node].to(torch.int64)  # (count, CHILDREN)
             passed = sums.cumsum(1) <= target.unsqueeze(1)
@@ -81,6 +93,14 @@ class Priorities:
             node = node * CHILDREN + passed.sum(1).clamp(max=CHILDREN - 1)
         place = node.clamp(max=self.size - 1)
         return place, self.levels[0][place].to(torch.int64)
+
+    def _levels_above(self) -> list[Tensor]:
+        """Return two more levels, unless the top one has few nodes: a GPU computes a long cumulative sum in one block."""
+        top, group = self.levels[-1], CHILDREN * CHILDREN
+        if len(top) <= group:
+            return []
+        nodes = F.pad(top, (0, -len(top) % group))
+        return [nodes.view(-1, count).sum(1, dtype=torch.int64) for count in (CHILDREN, group)]
 
     def set(self, place: Tensor, units: Tensor) -> None:
         """Set the units (M,) int32 of places (M,) int64. A place that occurs twice must have the same units twice."""
@@ -110,5 +130,6 @@ class Priorities:
         """
         powers = torch.nan_to_num(td_errors.to(torch.float32).abs().pow(alpha) * UNIT, nan=1.0)
         units = powers.clamp(1.0, _MAX_UNITS).to(torch.int32)
-        self.highest.copy_(torch.maximum(self.highest, torch.where(torch.isfinite(td_errors), units, 1).amax()))
+        finite = torch.where(torch.isfinite(td_errors), units, 1)
+        self.highest.copy_(torch.maximum(self.highest, in_rows(finite).amax(1).amax()))
         return units

@@ -19,7 +19,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Batch
 from redline.replay.contract import ReplayRequest
-from redline.replay.priority import Priorities
+from redline.replay.priority import Priorities, in_rows
 
 
 class Draw(NamedTuple):
@@ -100,7 +100,7 @@ class ReplayRing:
             return batch
         assert draw.units is not None
         valid = (batch.weight > 0) & (draw.units > 0)
-        lowest = torch.where(valid, draw.units, (1 << 31) - 1).amin()
+        lowest = in_rows(torch.where(valid, draw.units, (1 << 31) - 1)).amin(1).amin()
         importance = (lowest.to(torch.float32) / draw.units.clamp(min=1).to(torch.float32)) ** beta
         place = draw.row * self.num_envs + draw.env_index
         return batch._replace(weight=torch.where(valid, importance, 0.0), place=place)
