@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.core.records import Batch, Step
+from redline.engine.gather import gather_rows, pays, prepare
 from redline.engine.host_memory import use_huge_pages
 from redline.replay.contract import Location, Replay, ReplayRequest, TransitionBytes
 from redline.replay.final_states import FinalStates
@@ -65,6 +66,7 @@ class DeviceReplay(Replay):
         finals = {name: table[ring.size :] for name, table in tables.items()}
         self.finals = FinalStates(finals, ring.num_envs, slots, ring.device)
         self.windows = NStepWindows(rules, state, ring, self.finals, request.gamma)
+        prepare(request.notify)
 
     @property
     def written(self) -> Tensor:
@@ -177,10 +179,13 @@ def _zeros(entries: int, fields: Mapping[str, Shape], device: torch.device) -> d
 
 def rows_at(words: Tensor, index: Tensor) -> Tensor:
     """Return rows of `words` (entries, W) or (entries,) by index (…), in a shape that can be viewed in another type."""
+    several = words.device.type == "cpu" and words.dim() > 1 and words.shape[1] > 1
+    if several and torch.compiler.is_compiling() and pays(words, index):
+        return gather_rows(words, index.flatten())
     rows = words[index]
     # A CPU copies row by row; in a flat loop the compiler divides and checks an index for every word. But rows of a single
     # word have a stride that cannot be viewed in another type.
-    return rows if words.device.type == "cpu" and words.dim() > 1 and words.shape[1] > 1 else rows.flatten()
+    return rows if several else rows.flatten()
 
 
 def in_words(table: Tensor) -> Tensor:
