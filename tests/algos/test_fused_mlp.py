@@ -13,7 +13,7 @@ import pytest
 import torch
 from plain_mlp import check
 
-from redline.algos import fused_mlp, networks
+from redline.algos import fused_mlp, networks, triton_use
 from redline.core.records import Spec
 
 GPU = torch.device("cuda")
@@ -25,31 +25,31 @@ def prepared(monkeypatch: pytest.MonkeyPatch, triton: bool, shared: int = 227 * 
     properties = SimpleNamespace(major=major, shared_memory_per_block_optin=shared)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object() if triton else None)
-    monkeypatch.setattr(fused_mlp, "_ready", False)
+    monkeypatch.setattr(triton_use, "_ready", False)
     messages: list[str] = []
-    fused_mlp.prepare(GPU, messages.append)
+    triton_use.prepare(GPU, messages.append)
     return messages
 
 
 def test_a_large_gpu_with_triton_runs_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepared(monkeypatch, triton=True) == []
-    assert fused_mlp._ready
+    assert triton_use._ready
 
 
 def test_a_gpu_without_triton_says_so_once_and_runs_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     (message,) = prepared(monkeypatch, triton=False)
     assert "Triton" in message
-    assert not fused_mlp._ready
+    assert not triton_use._ready
 
 
 @pytest.mark.parametrize(("shared", "major"), [(100 * 1024, 8), (227 * 1024, 7)])
 def test_a_small_gpu_runs_layers_one_by_one(monkeypatch: pytest.MonkeyPatch, shared: int, major: int) -> None:
     assert prepared(monkeypatch, True, shared, major) == []
-    assert not fused_mlp._ready
+    assert not triton_use._ready
 
 
 def test_a_cpu_runs_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_mlp, "_ready", True)
+    monkeypatch.setattr(triton_use, "_ready", True)
     obs = torch.randint(0, 2, (5, 3, 10, 10)).to(torch.uint8)
     nets = [networks.build(SPEC, networks.NetworkConfig("mlp", (64, 64), fused_mlp=on), seed=1) for on in (True, False)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -64,7 +64,8 @@ def test_a_cpu_runs_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         ((304, 256, 250, 8), torch.uint8, torch.bfloat16, False),
         ((304, 256, 256, 8), torch.uint8, torch.float32, False),
         ((304, 256, 256, 8), torch.int64, torch.bfloat16, False),
-        ((304, 512, 256, 8), torch.uint8, torch.bfloat16, False),
+        ((304, 512, 512, 8), torch.uint8, torch.bfloat16, True),
+        ((304, 2048, 256, 8), torch.uint8, torch.bfloat16, False),
         ((304, 250, 256, 8), torch.uint8, torch.bfloat16, False),
         ((304, 256, 256, 208), torch.uint8, torch.bfloat16, False),
         ((304, 256, 8), torch.uint8, torch.bfloat16, False),
@@ -73,10 +74,10 @@ def test_a_cpu_runs_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_which_layers_the_kernel_computes(
     monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...], dtype: torch.dtype, half: torch.dtype, suited: bool
 ) -> None:
-    monkeypatch.setattr(fused_mlp, "_ready", True)
+    monkeypatch.setattr(triton_use, "_ready", True)
     obs = SimpleNamespace(is_cuda=True, dtype=dtype)
     layers = tuple((torch.zeros(out, inputs), torch.zeros(out)) for inputs, out in itertools.pairwise(widths))
-    assert fused_mlp.suits(obs, layers, half) is suited  # type: ignore[arg-type]
+    assert fused_mlp.suits(obs, layers, False, half) is suited  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -86,8 +87,8 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
 
     messages: list[str] = []
     monkeypatch.setattr(fused_mlp, "_launch_forward", fail)
-    monkeypatch.setattr(fused_mlp, "_broken", False)
-    monkeypatch.setattr(fused_mlp, "_notify", messages.append)
+    monkeypatch.setattr(triton_use, "_broken", set())
+    monkeypatch.setattr(triton_use, "_notify", messages.append)
     check(70, 300, (64, 48, 8), torch.uint8, torch.bfloat16, norm, "cpu")
     assert messages == [
         "Running MLPs without their kernel: Triton could not build it (RuntimeError: Failed to find C compiler.)."
@@ -111,10 +112,11 @@ for rows, inputs, widths, dtype, norm in (
     (70, 300, (64, 64, 8), torch.uint8, False),
     (37, 20, (48, 96, 8), torch.float32, True),
     (1, 7, (16, 16, 1), torch.int16, True),
+    (130, 20, (272, 32, 4), torch.uint8, False),
 ):
     check(rows, inputs, widths, dtype, torch.float16, norm, "cpu")
-from redline.algos import fused_mlp
-assert not fused_mlp._broken
+from redline.algos import triton_use
+assert not triton_use._broken
 """
 
 

@@ -16,7 +16,8 @@ from redline import games
 from redline.algos import networks
 from redline.algos.bodies import CNN
 from redline.algos.conv import Conv
-from redline.algos.dense import Head, Scale, _LinearReLU
+from redline.algos.dense import Head, Scale
+from redline.algos.rectified import linear_relu
 from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
@@ -383,7 +384,7 @@ def test_a_layer_with_its_relu_in_one_kernel_equals_the_plain_one(
     shapes = ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
     x, weight, bias, direction = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-    expected, found = F.relu(F.linear(*arguments)), _LinearReLU.apply(*arguments)
+    expected, found = F.relu(F.linear(*arguments)), linear_relu(*arguments)
     torch.testing.assert_close(found, expected)
     for ours, theirs in zip(
         torch.autograd.grad(found, arguments, direction),

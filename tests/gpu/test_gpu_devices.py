@@ -23,6 +23,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")  # starting CUDA is no part of the choice
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("algo", algos.names())
 def test_a_gpu_is_chosen_and_remembered(game_name: str, algo: str) -> None:
     before = torch.cuda.memory_allocated()

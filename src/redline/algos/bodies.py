@@ -46,7 +46,7 @@ def flat_then_dense(flat: Flat, dense: Dense | TwinMLP, obs: Tensor, fused: bool
     """Return dense(flat(obs)), with `fused` from one kernel for all layers where there is one."""
     if fused and obs.is_cuda:
         rows, layers, half = obs.flatten(1), dense.layers_to_fuse(), precision(obs)
-        if suits(rows, layers, half):
+        if suits(rows, layers, dense.norm, half):
             return dense.values(fused_mlp(rows, flat.factors, layers, dense.norm, half))
     out: Tensor = dense(flat(obs))
     return out
@@ -101,13 +101,18 @@ class CNN(nn.Module):
                     f"padding is off and channels are {config.channels}: {index + 1} convolutions leave nothing of a board of "
                     f"{spec.obs_shape[1]}x{spec.obs_shape[2]}. Use fewer channels or turn padding on."
                 )
-        self.norm = config.layer_norm
+        self.norm, self.fused = config.layer_norm, config.fused_conv
         features = planes * height * width
         self.dense = Dense(features, config.hidden[-1:], spec.num_actions, config.layer_norm, dueling)
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        x = self.scale(obs).permute(0, 2, 3, 1)
-        for conv in self.convs:
+        first, *others = self.convs
+        assert isinstance(first, Conv)
+        if self.fused and first.reads_observations(obs):
+            x = first.from_observations(obs, self.scale.scale, self.norm)
+        else:
+            x, others = self.scale(obs).permute(0, 2, 3, 1), [first, *others]
+        for conv in others:
             x = activate(conv(x), True) if self.norm else conv(x, relu=True)
         return masked(self.dense(x.flatten(1)), legal)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.algos.dense import activate, round_up
+from redline.algos import fused_conv, rectified
+from redline.algos.dense import activate, precision, round_up
+from redline.algos.triton_use import HALF
 
 # Up to this many cells of a board, and inputs of a neighbourhood, a matrix product is faster than a convolution.
 _MAX_CELLS, _MAX_NEIGHBOURHOOD = 1024, 128
@@ -55,6 +56,16 @@ class Conv(nn.Module):
         out = self.as_dense(x) if self.placement is not None and x.is_cuda else self.as_im2col(x)
         return F.relu(out) if relu else out
 
+    def reads_observations(self, obs: Tensor) -> bool:
+        """Return whether `from_observations` can be called with obs (B, C, H, W)."""
+        return self.product is not None and fused_conv.suits(obs, self.product.out_features, precision(obs))
+
+    def from_observations(self, obs: Tensor, scale: Tensor, norm: bool) -> Tensor:
+        """Return the ReLU of the convolution of obs * scale, after layer normalisation if `norm`, from one kernel."""
+        assert self.product is not None
+        scale, half = scale.expand(obs.shape[1], 1, 1).flatten(), precision(obs)
+        return fused_conv.board_conv(obs, scale, self.product.weight, self.product.bias, self.padding, norm, half)
+
     def as_im2col(self, x: Tensor) -> Tensor:
         """Compute the convolution as a product of each cell's neighbourhood."""
         assert self.product is not None
@@ -82,9 +93,9 @@ class Conv(nn.Module):
         assert self.conv.bias is not None
         x = F.pad(x, (0, self.pad)).permute(0, 3, 1, 2)
         x = x if self.channels_last else x.contiguous()
-        if relu and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and torch.backends.cudnn.enabled:
+        if relu and x.is_cuda and x.dtype in HALF and torch.backends.cudnn.enabled:
             weight, bias = self.conv.weight.to(x.dtype), self.conv.bias.to(x.dtype)
-            boards: Tensor = _ConvReLU.apply(x, weight, bias, self.conv.stride[0], self.padding)
+            boards: Tensor = rectified.conv_relu(x, weight, bias, self.conv.stride[0], self.padding)
         else:
             boards = self.conv(x)
             boards = F.relu(boards) if relu else boards
@@ -105,37 +116,6 @@ def _placement(height: int, width: int, channels: int, padding: int, columns: in
             for c in range(channels):
                 placement[(y * width + x) * channels + c, row * columns_out + column, (3 * i + j) * channels + c] = 1
     return placement
-
-
-class _ConvReLU(torch.autograd.Function):
-    """A convolution, its bias and a ReLU in one cuDNN kernel: saves one write and one read of the output."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
-        out = torch.cudnn_convolution_relu(x, weight, bias, [stride, stride], [padding, padding], [1, 1], 1)
-        ctx.save_for_backward(x, weight, out)
-        ctx.stride, ctx.padding = stride, padding
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        gradient = torch.where(out > 0, gradient, 0)
-        stride, padding = [ctx.stride] * 2, [ctx.padding] * 2
-        gradients = torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            weight,
-            [weight.shape[0]],
-            stride,
-            padding,
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            list(ctx.needs_input_grad[:3]),
-        )
-        return *gradients, None, None
 
 
 class Residual(nn.Module):

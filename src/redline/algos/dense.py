@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.algos import rectified
 from redline.algos.fused_mlp import Layers
+from redline.algos.triton_use import HALF
 from redline.core.records import Spec
 
 
@@ -62,36 +63,13 @@ def activate(x: Tensor, norm: bool) -> Tensor:
     return F.relu(F.layer_norm(x, x.shape[-1:]).to(x.dtype) if norm else x)
 
 
-class _LinearReLU(torch.autograd.Function):
-    """ReLU(x @ weight.T + bias) in one kernel of cuBLAS, with the gradients of the plain version."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out = torch._addmm_activation(bias, x, weight.t())
-        ctx.save_for_backward(x, weight, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        x, weight, out = ctx.saved_tensors
-        gradient = torch.where(out > 0, gradient, 0)
-        return gradient @ weight if ctx.needs_input_grad[0] else None, gradient.t() @ x, gradient.sum(0)
-
-
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return ReLU(x @ weight.T + bias) of x (B, F).
-
-    The compiler leaves matrix products to cuBLAS and writes a kernel for the ReLU, which reads and writes all activations
-    again. In half precision on a GPU, cuBLAS applies the ReLU to what it still has in registers.
-    """
+    """Return ReLU(x @ weight.T + bias) of x (B, F); in half precision on a GPU, cuBLAS applies the ReLU."""
     half = precision(x)
-    if not (x.is_cuda and half in (torch.bfloat16, torch.float16)):
+    if not (x.is_cuda and half in HALF):
         return F.relu(F.linear(x, weight, bias))
-    x, weight, bias = x.to(half), weight.to(half), bias.to(half)
-    if torch.is_grad_enabled():
-        out: Tensor = _LinearReLU.apply(x, weight, bias)
-        return out
-    return torch._addmm_activation(bias, x, weight.t())
+    out: Tensor = rectified.linear_relu(x.to(half), weight.to(half), bias.to(half))
+    return out
 
 
 class Dense(nn.Module):

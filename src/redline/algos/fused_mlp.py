@@ -4,64 +4,61 @@ Layer by layer, most of the time goes into writing 256 numbers per sample and la
 converting observations to half precision. The kernel holds a tile of 64 samples in registers instead. For a gradient it
 writes what the backward pass needs: scaled observations and the outputs of both hidden layers.
 
+Of wider networks only the first layer and the gradients of hidden layers have kernels of their own; cuBLAS multiplies the rest.
 Networks run layer by layer on a CPU, in float32, with other numbers of layers, without Triton, and on GPUs whose shared memory
 is too small. Where Triton cannot build the kernel, the same numbers come from plain operations, and a message says so.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.engine.fast import first_line
-from redline.engine.out_of_memory import is_out_of_memory
+from redline.algos.triton_use import HALF, INPUTS, attempt, power_of_two, ready
 
-HALF = (torch.bfloat16, torch.float16)
-INPUTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, *HALF)
-MAX_WIDTH = 256  # of the first hidden layer: its outputs stay in registers
+MAX_WIDTH = 256  # units of the first hidden layer whose outputs stay in registers
+MAX_WIDE = 1024  # units of the hidden layers of networks that run layer by layer, but for their gradients
 MAX_OUTPUTS = 64
-# The fastest of twelve choices on an H200, for 4,096 and for 65,536 samples:
-_TILE = 64  # samples of a block
 _INPUT_TILE = 64  # inputs that are multiplied at a time
-_UNIT_TILE = 64  # units of the second layer that are computed at a time, at most
-_LAUNCH = {"num_warps": 4, "num_stages": 3}
-_SHARED_MEMORY = 160 * 1024  # bytes of shared memory that a block must be able to use for them
+
+
+class Blocks(NamedTuple):
+    """How a kernel divides its work, and how Triton builds it."""
+
+    tile: int  # samples of a block
+    units: int  # units of the second layer that are computed at a time, at most
+    warps: int
+    stages: int  # loads that are under way at the same time
+
+
+# The fastest of four to six choices each on an H200. Blocks that leave room for a second one on each processor win.
+BLOCKS = {
+    "forward": Blocks(64, 64, 4, 3),
+    "forward with norm": Blocks(64, 64, 4, 3),
+    "backward": Blocks(64, 32, 4, 3),
+    "backward with norm": Blocks(32, 32, 4, 3),
+    "first layer": Blocks(64, 64, 4, 3),  # of wider networks
+    "wide backward": Blocks(128, 64, 8, 3),
+}
+_MEAN_TILE = 16  # inputs whose weights a program averages
+_WHAT = "MLPs"
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Weight (outputs, inputs) and bias (outputs,) of each layer."""
 
-# Whether GPUs of this process run the kernel: `prepare` finds out before anything is compiled, as the compiler cannot ask.
-_ready = False
-_broken = False  # Triton could not build the kernel
-_notify: Callable[[str], None] = print
 
-
-def prepare(device: torch.device, notify: Callable[[str], None]) -> None:
-    """Find out whether `device` runs the kernel. notify: receives a message if only Triton is missing, or fails later."""
-    global _ready, _notify
-    if device.type != "cuda":
-        return
-    _notify = notify
-    properties = torch.cuda.get_device_properties(device)
-    room: int = getattr(properties, "shared_memory_per_block_optin", 0)
-    _ready = properties.major >= 8 and room >= _SHARED_MEMORY
-    if _ready and importlib.util.find_spec("triton") is None:
-        _ready = False
-        notify("Running MLPs layer by layer: Triton, which compiles the kernel for whole networks, is not installed.")
-
-
-def suits(obs: Tensor, layers: Layers, half: torch.dtype) -> bool:
-    """Return whether the kernel computes these layers for observations (B, K), in the precision `half`."""
-    if not (_ready and obs.is_cuda and half in HALF and obs.dtype in INPUTS and len(layers) == 3):
+def suits(obs: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> bool:
+    """Return whether the kernels compute these layers for observations (B, K), in the precision `half`."""
+    if not (ready() and obs.is_cuda and half in HALF and obs.dtype in INPUTS and len(layers) == 3):
         return False
-    (first, _), (second, _), (last, _) = layers
-    fits = first.shape[0] <= MAX_WIDTH and first.shape[0] % 16 == 0 and second.shape[0] % 16 == 0
-    return fits and last.shape[0] <= MAX_OUTPUTS
+    width_1, width_2, outputs = (len(weight) for weight, _ in layers)
+    if width_1 % 16 or width_2 % 16 or outputs > MAX_OUTPUTS:
+        return False
+    return width_1 <= MAX_WIDTH or (max(width_1, width_2) <= MAX_WIDE and not norm)
 
 
 def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> Tensor:
@@ -85,7 +82,7 @@ def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torc
 def _forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> Tensor:
     """Return the outputs (B, outputs) float32."""
     outputs = _empty_outputs(obs, scale, parameters, norm)
-    if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, None)):
+    if attempt(_WHAT, lambda: _launch_forward(obs, scale, parameters, norm, outputs, None)):
         return outputs  # type: ignore[no-any-return]
     return _plain_forward(obs, scale, parameters, norm)[0]
 
@@ -97,69 +94,73 @@ def _empty_outputs(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], nor
 
 
 @torch.library.custom_op("redline::mlp_for_gradient", mutates_args=())
-def _forward_for_gradient(
-    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward_for_gradient(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> list[Tensor]:
     """Return the outputs, and what the backward pass needs.
 
-    That is the scaled observations (B, padded), the outputs of both hidden layers, with `norm` before their ReLU, and the
-    inverse deviations (B,) of both; without `norm` these are empty.
+    That is the scaled observations (B, padded) with a 1 behind each, and the outputs of both hidden layers. With `norm` these
+    are those before their ReLU, that of the second not yet divided by its deviation, followed by the inverse deviations (B,) of
+    both and the derivatives (B, outputs) of the outputs by a number added to all units of the second layer.
     """
     outputs, *kept = _empty_for_gradient(obs, scale, parameters, norm)
-    if _attempt(lambda: _launch_forward(obs, scale, parameters, norm, outputs, kept)):
-        return outputs, *kept
+    if attempt(_WHAT, lambda: _launch_forward(obs, scale, parameters, norm, outputs, kept)):
+        return [outputs, *kept]
     return _plain_forward(obs, scale, parameters, norm)
 
 
 @_forward_for_gradient.register_fake
-def _empty_for_gradient(
-    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _empty_for_gradient(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> list[Tensor]:
     weight_1, _, weight_2, *_ = parameters
     rows, half = obs.shape[0], weight_1.dtype
+    outputs = _empty_outputs(obs, scale, parameters, norm)
     widths = weight_1.shape[1], weight_1.shape[0], weight_2.shape[0]
-    scaled, first, second = (obs.new_empty(rows, width, dtype=half) for width in widths)
-    inverse_1, inverse_2 = (obs.new_empty(rows if norm else 0, dtype=torch.float32) for _ in range(2))
-    return _empty_outputs(obs, scale, parameters, norm), scaled, first, second, inverse_1, inverse_2
+    kept = [obs.new_empty(rows, width, dtype=half) for width in widths]
+    if norm:
+        kept += [obs.new_empty(rows, dtype=torch.float32), obs.new_empty(rows, dtype=torch.float32)]
+        kept.append(torch.empty_like(outputs))
+    return [outputs, *kept]
 
 
 @torch.library.custom_op("redline::mlp_gradient", mutates_args=())
-def _hidden_gradients(
-    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the sums of both hidden layers, from that of the outputs (B, outputs).
+def _hidden_gradients(gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool) -> list[Tensor]:
+    """Return the gradients of the sums of both hidden layers; with `norm` also the ReLUs.
 
-    weights: of the second and third layer. hidden, inverses: of both hidden layers, from `_forward_for_gradient`.
+    gradient (B, outputs): of the outputs. last: weight of the second layer, weight and bias of the third. kept: the outputs and
+    what `_forward_for_gradient` keeps, but for the observations.
     """
-    gradients = _empty_gradients(gradient, weights, hidden, inverses, norm)
-    if _attempt(lambda: _launch_backward(gradient, weights, hidden, inverses, norm, gradients)):
+    gradients = _empty_gradients(gradient, last, kept, norm)
+    if attempt(_WHAT, lambda: _launch_backward(gradient, last, kept, norm, gradients)):
         return gradients  # type: ignore[no-any-return]
-    return _plain_gradients(gradient, weights, hidden, inverses, norm)
+    return _plain_gradients(gradient, last, kept, norm)
 
 
 @_hidden_gradients.register_fake
-def _empty_gradients(
-    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor]:
-    del gradient, weights, inverses, norm
-    return torch.empty_like(hidden[0]), torch.empty_like(hidden[1])
+def _empty_gradients(gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool) -> list[Tensor]:
+    del gradient, last
+    return [torch.empty_like(hidden) for hidden in (*kept[1:3], *(kept[1:3] if norm else ()))]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, parameters, ctx.norm = inputs
-    ctx.save_for_backward(parameters[2], parameters[4], *output[1:])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    obs, _, parameters, ctx.norm = inputs
+    ctx.inputs = obs.shape[1]
+    outputs, scaled, *kept = output
+    ctx.save_for_backward(parameters[2], *parameters[4:], scaled, outputs, *kept)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, gradient: Tensor, *_: None) -> tuple[None, None, list[Tensor], None]:
-    weight_2, weight_3, scaled, first, second, *inverses = ctx.saved_tensors
-    sums_1, sums_2 = _hidden_gradients(gradient, [weight_2, weight_3], [first, second], inverses, ctx.norm)
+def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[None, None, list[Tensor], None]:
+    *last, scaled, outputs, first, second = ctx.saved_tensors[:7]
+    gradient = gradients[0]
+    sums_1, sums_2, *rectified = _hidden_gradients(gradient, last, [outputs, *ctx.saved_tensors[5:]], ctx.norm)
     if ctx.norm:
-        first, second = F.relu(first), F.relu(second)
-    gradients: list[Tensor] = []
-    for sums, inputs in ((sums_1, scaled), (sums_2, first), (gradient.to(first.dtype), second)):
-        gradients += [sums.t() @ inputs, sums.sum(0)]
-    return None, None, gradients, None
+        first, second = rectified
+    weight = sums_1.t() @ scaled
+    if ctx.inputs < scaled.shape[1]:  # the 1 behind the observations makes the bias's gradient a column of the weight's
+        found = [F.pad(weight[:, : ctx.inputs], (0, scaled.shape[1] - ctx.inputs)), weight[:, ctx.inputs]]
+    else:
+        found = [weight, sums_1.sum(0)]
+    for sums, inputs in ((sums_2, first), (gradient.to(first.dtype), second)):
+        found += [sums.t() @ inputs, sums.sum(0)]
+    return None, None, found, None
 
 
 _forward_for_gradient.register_autograd(_gradients, setup_context=_save)
@@ -168,67 +169,69 @@ _forward_for_gradient.register_autograd(_gradients, setup_context=_save)
 # ---- the kernels
 
 
-def _attempt(launch: Callable[[], None]) -> bool:
-    """Launch a kernel; return False, from now on for all, if Triton cannot build it."""
-    global _broken
-    if not _broken:
-        try:
-            launch()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            _broken = True
-            _notify(f"Running MLPs without their kernel: Triton could not build it ({first_line(error)}).")
-    return not _broken
-
-
 def _launch_forward(
     obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool, outputs: Tensor, kept: list[Tensor] | None
 ) -> None:
     from redline.algos import mlp_kernels
 
-    weight_1, _, weight_2, *_ = parameters = [parameter.contiguous() for parameter in parameters]
+    weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = parameters = [each.contiguous() for each in parameters]
     (rows, inputs), (width_1, padded), width_2, count = obs.shape, weight_1.shape, weight_2.shape[0], outputs.shape[1]
-    mlp_kernels.forward_kernel[(-(-rows // _TILE),)](
-        obs, scale, *parameters, outputs, *(kept or [outputs] * 5), rows,
-        inputs, padded, width_1, width_2, count, _power_of_two(width_1), _power_of_two(count),
-        _TILE, min(_INPUT_TILE, _power_of_two(padded)), _unit_tile(width_2), norm, kept is not None, **_LAUNCH,
+    input_tile = min(_INPUT_TILE, power_of_two(padded))
+    if width_1 > MAX_WIDTH:
+        scaled, first, second = kept or (outputs, *(weight_1.new_empty(rows, width) for width in (width_1, width_2)))
+        blocks = BLOCKS["first layer"]
+        mlp_kernels.first_layer_kernel[(-(-rows // blocks.tile), -(-width_1 // MAX_WIDTH))](
+            obs, scale, weight_1, bias_1, first, scaled, rows,
+            inputs, padded, width_1, MAX_WIDTH, blocks.tile, input_tile, kept is not None,
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        torch._addmm_activation(bias_2, first, weight_2.t(), out=second)
+        outputs.copy_(torch.addmm(bias_3, second, weight_3.t()))
+        return
+    means = outputs  # not touched
+    if norm:
+        means = scale.new_empty(width_1 + 1)
+        mlp_kernels.mean_kernel[(-(-width_1 // _MEAN_TILE),)](
+            weight_2, bias_2, means, width_1, width_2, power_of_two(width_2), _MEAN_TILE
+        )
+    keep, kept = (
+        kept is not None,
+        [*(kept or ()), *[outputs] * 6][:6],
+    )  # the kernel does not touch those that are missing
+    blocks = BLOCKS["forward with norm" if norm else "forward"]
+    mlp_kernels.forward_kernel[(-(-rows // blocks.tile),)](
+        obs, scale, *parameters, means, outputs, *kept, rows,
+        inputs, padded, width_1, width_2, count, power_of_two(width_1), power_of_two(count),
+        blocks.tile, input_tile, _divisor(width_2, blocks.units), norm, keep,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
 def _launch_backward(
-    gradient: Tensor,
-    weights: Sequence[Tensor],
-    hidden: Sequence[Tensor],
-    inverses: Sequence[Tensor],
-    norm: bool,
-    gradients: tuple[Tensor, Tensor],
+    gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool, gradients: list[Tensor]
 ) -> None:
     from redline.algos import mlp_kernels
 
-    (rows, width_1), width_2, count = hidden[0].shape, hidden[1].shape[1], gradient.shape[1]
-    mlp_kernels.backward_kernel[(-(-rows // _TILE),)](
-        gradient.contiguous(), *(weight.contiguous() for weight in weights), *hidden, *inverses, *gradients, rows,
-        width_1, width_2, count, _power_of_two(width_1), _power_of_two(count), _TILE, _unit_tile(width_2), norm, **_LAUNCH,
+    (rows, width_1), width_2, count = kept[1].shape, kept[2].shape[1], gradient.shape[1]
+    blocks = BLOCKS["wide backward" if width_1 > MAX_WIDTH else "backward with norm" if norm else "backward"]
+    block = min(MAX_WIDTH, power_of_two(width_1))
+    missing = [kept[0]] * 3  # the kernel does not touch what there is only with `norm`
+    mlp_kernels.backward_kernel[(-(-rows // blocks.tile), -(-width_1 // block))](
+        gradient.contiguous(), *(each.contiguous() for each in last), *[*kept, *missing][:6], *[*gradients, *missing][:4], rows,
+        width_1, width_2, count, block, power_of_two(count), blocks.tile, _divisor(width_2, blocks.units), norm,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
-def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number` and 16, the least that tensor cores multiply."""
-    return 1 << (max(number, 16) - 1).bit_length()
-
-
-def _unit_tile(width: int) -> int:
-    """Return the largest power of two that divides `width`, at most _UNIT_TILE."""
-    return min(_UNIT_TILE, width & -width)
+def _divisor(width: int, largest: int) -> int:
+    """Return the largest power of two that divides `width`, at most `largest`."""
+    return min(largest, width & -width)
 
 
 # ---- the same in plain operations
 
 
-def _plain_forward(
-    obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _plain_forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> list[Tensor]:
     """Return what `_forward_for_gradient` returns."""
     half = parameters[0].dtype
     x = scaled = F.pad((obs.to(torch.float32) * scale).to(half), (0, parameters[0].shape[1] - obs.shape[1]))
@@ -237,31 +240,35 @@ def _plain_forward(
         x = F.linear(x, weight, bias)
         if norm:
             variance, mean = torch.var_mean(x.to(torch.float32), 1, correction=0, keepdim=True)
-            inverse = (variance + 1e-5).rsqrt()
-            x = ((x - mean) * inverse).to(half)
+            inverses.append((variance + 1e-5).rsqrt())
+            hidden.append((x - mean).to(half))
+            x = (hidden[-1] * inverses[-1]).to(half)
+        x = F.relu(x)
+        if not norm:
             hidden.append(x)
-            inverses.append(inverse.squeeze(1))
-            x = F.relu(x)
-        else:
-            x = F.relu(x)
-            hidden.append(x)
-            inverses.append(scale.new_empty(0))
     outputs = F.linear(x, *parameters[4:]).to(torch.float32)
-    return outputs, scaled, hidden[0], hidden[1], inverses[0], inverses[1]
+    if obs.shape[1] < scaled.shape[1]:
+        scaled = scaled.clone()
+        scaled[:, obs.shape[1]] = 1
+    if not norm:
+        return [outputs, scaled, *hidden]
+    slopes = F.linear((hidden[1] > 0).to(half), parameters[4]).to(torch.float32)
+    hidden[0] = (hidden[0] * inverses[0]).to(half)
+    return [outputs, scaled, *hidden, *(inverse.squeeze(1) for inverse in inverses), slopes]
 
 
-def _plain_gradients(
-    gradient: Tensor, weights: Sequence[Tensor], hidden: Sequence[Tensor], inverses: Sequence[Tensor], norm: bool
-) -> tuple[Tensor, Tensor]:
+def _plain_gradients(gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool) -> list[Tensor]:
     """Return what `_hidden_gradients` returns."""
-    gradient = gradient.to(hidden[0].dtype)
-    gradients = []
-    for weight, values, inverse in reversed(list(zip(weights, hidden, inverses, strict=True))):
+    (weight_2, weight_3, _), (_, first, second, *inverses) = last, kept
+    if norm:
+        second = (second * inverses[1].unsqueeze(1)).to(second.dtype)
+    gradient, gradients = gradient.to(first.dtype), []
+    for number, weight, values in ((1, weight_3, second), (0, weight_2, first)):
         sums = torch.where(values <= 0, 0.0, (gradient @ weight).to(torch.float32))
         if norm:
             normal = values.to(torch.float32)
             products = (sums * normal).mean(1, keepdim=True)
-            sums = inverse.unsqueeze(1) * (sums - sums.mean(1, keepdim=True) - normal * products)
+            sums = inverses[number].unsqueeze(1) * (sums - sums.mean(1, keepdim=True) - normal * products)
         gradient = sums.to(values.dtype)
         gradients.append(gradient)
-    return gradients[1], gradients[0]
+    return [*gradients[::-1], *((F.relu(first), F.relu(second)) if norm else ())]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from redline.algos import fused_mlp
+from redline.algos import triton_use
 from redline.algos.network_config import NetworkConfig
 from redline.algos.optimizer import Optimizer
 from redline.core import faults, random
@@ -90,8 +90,8 @@ class Learner(ABC):
         self.ranks, self.several_ranks = runtime.ranks, runtime.ranks.active
         self.first_env, self.total_envs = self.ranks.rank * num_envs, self.ranks.size * num_envs
         device = runtime.device
-        if runtime.amp_dtype is not None and getattr(config, "fused_mlp", False):
-            fused_mlp.prepare(device, runtime.notify)
+        if runtime.amp_dtype is not None:
+            triton_use.prepare(device, runtime.notify)
         # () int32: root of the learner's random streams. Environments use the streams 0 to N - 1.
         self.key: Tensor = random.fold(random.seed_key(seed, device), -1)
         self.acted: Tensor = torch.zeros((), dtype=torch.int64, device=device)  # () int64: steps of every environment

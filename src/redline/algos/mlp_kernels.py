@@ -5,7 +5,7 @@ Imported only where Triton is installed. Shapes: x (B, K) observations of any dt
 does it layer by layer. With `norm` every hidden layer is normalised over its units before its ReLU.
 """
 
-# ruff: noqa: SIM108 (Triton compiles only the branch of an `if` that a constant chooses)
+
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ _EPSILON = tl.constexpr(1e-5)  # of layer normalisation, as in torch
 
 @triton.jit
 def _first_layer(
-    x, scale, weight, bias, kept_x, row, exists, dtype: tl.constexpr, inputs: tl.constexpr, padded: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr, k_tile: tl.constexpr, keep: tl.constexpr,
+    x, scale, weight, bias, kept_x, row, exists, written, first_unit, dtype: tl.constexpr, inputs: tl.constexpr,
+    padded: tl.constexpr, width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr, k_tile: tl.constexpr,
+    keep: tl.constexpr,
 ):  # fmt: skip
-    """Return scaled x @ weight.T + bias, (tile, block) float32; with `keep`, write the scaled x to `kept_x`."""
-    column, unit = tl.arange(0, k_tile), tl.arange(0, block)
+    """Return scaled x @ weight.T + bias from `first_unit` on, (tile, block) float32.
+
+    `keep` writes the rows `written` of the scaled x to `kept_x`, with a 1 in the first column of padding.
+    """
+    column, unit = tl.arange(0, k_tile), first_unit + tl.arange(0, block)
     total = tl.zeros((tile, block), dtype=tl.float32)
     for start in range(0, padded, k_tile):
         k = start + column
@@ -30,30 +34,69 @@ def _first_layer(
         factor = tl.load(scale + k, mask=k < inputs, other=0.0)
         seen = (seen.to(tl.float32) * factor[None, :]).to(dtype)
         if keep:
-            tl.store(kept_x + row[:, None] * padded + k[None, :], seen, mask=exists[:, None] & (k < padded)[None, :])
+            kept = tl.where((k == inputs)[None, :], 1.0, seen).to(dtype)
+            tl.store(kept_x + row[:, None] * padded + k[None, :], kept, mask=written[:, None] & (k < padded)[None, :])
         inside = (unit < width)[None, :] & (k < padded)[:, None]
         total = tl.dot(seen, tl.load(weight + unit[None, :] * padded + k[:, None], mask=inside, other=0.0), total)
     return total + tl.load(bias + unit, mask=unit < width, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
+def first_layer_kernel(
+    x, scale, weight, bias, out, kept_x, size,
+    inputs: tl.constexpr, padded: tl.constexpr, width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    k_tile: tl.constexpr, keep: tl.constexpr,
+):  # fmt: skip
+    """out (B, width): ReLU of the first layer; programs (rows / tile, width / block). `keep` writes the scaled x."""
+    dtype: tl.constexpr = weight.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    exists = row < size
+    first_unit = tl.program_id(1) * block
+    unit = first_unit + tl.arange(0, block)
+    sums = _first_layer(
+        x, scale, weight, bias, kept_x, row, exists, exists & (first_unit == 0), first_unit, dtype, inputs, padded, width,
+        block, tile, k_tile, keep,
+    )  # fmt: skip
+    values = tl.where(sums <= 0, 0.0, sums).to(dtype)  # NaN stays, as in torch
+    tl.store(out + row[:, None] * width + unit[None, :], values, mask=exists[:, None] & (unit < width)[None, :])
+
+
+@triton.jit
+def mean_kernel(
+    weight, bias, means,
+    width_1: tl.constexpr, width_2: tl.constexpr, block_2: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """means (width_1 + 1,): of the weights (width_2, width_1) over the units, `tile` inputs a program, and of the bias."""
+    unit, column = tl.arange(0, block_2), tl.program_id(0) * tile + tl.arange(0, tile)
+    inside = (unit < width_2)[:, None] & (column < width_1)[None, :]
+    weights = tl.load(weight + unit[:, None] * width_1 + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(means + column, tl.sum(weights, 0) / width_2, mask=column < width_1)
+    if tl.program_id(0) == 0:
+        biases = tl.load(bias + unit, mask=unit < width_2, other=0.0).to(tl.float32)
+        tl.store(means + width_1, tl.sum(biases, 0) / width_2)
+
+
+@triton.jit
 def forward_kernel(
-    x, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, out, kept_x, kept_1, kept_2, inverse_1, inverse_2, size,
+    x, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, means,
+    out, kept_x, kept_1, kept_2, inverse_1, inverse_2, slopes, size,
     inputs: tl.constexpr, padded: tl.constexpr, width_1: tl.constexpr, width_2: tl.constexpr, outputs: tl.constexpr,
     block_1: tl.constexpr, block_out: tl.constexpr, tile: tl.constexpr, k_tile: tl.constexpr, n_tile: tl.constexpr,
     norm: tl.constexpr, keep: tl.constexpr,
 ):  # fmt: skip
     """Two hidden layers and the output; n_tile units of the second layer at a time, each part going to the output at once.
 
-    With `norm` the second layer is computed twice: its mean and deviation are needed before the first part can go on. `keep`
-    writes the outputs of the hidden layers, with `norm` before their ReLU, and the inverse deviations.
+    With `norm`, the mean of the second layer comes from the means of its weights and bias, from `mean_kernel`.
+    Its deviation is known only behind the last part; since ReLU(x / d) = ReLU(x) / d, the output is divided by it.
+    `keep` writes the outputs of the hidden layers, with `norm` before their ReLU, that of the second not yet divided, the
+    inverse deviations, and `slopes`: the derivative of each output by a number added to all units of the second layer.
     """
     dtype: tl.constexpr = weight_1.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     exists = row < size
     unit, action = tl.arange(0, block_1), tl.arange(0, block_out)
     first = _first_layer(
-        x, scale, weight_1, bias_1, kept_x, row, exists, dtype, inputs, padded, width_1, block_1, tile, k_tile, keep
+        x, scale, weight_1, bias_1, kept_x, row, exists, exists, 0, dtype, inputs, padded, width_1, block_1, tile, k_tile, keep
     )  # fmt: skip
     if norm:
         first = tl.where((unit < width_1)[None, :], first - (tl.sum(first, 1) / width_1)[:, None], 0.0)
@@ -69,85 +112,93 @@ def forward_kernel(
         tl.store(kept_1 + row[:, None] * width_1 + unit[None, :], first, mask=inside)
     if norm:
         first = tl.where(first <= 0, 0.0, first).to(dtype)
-        sums, squares = tl.zeros((tile,), dtype=tl.float32), tl.zeros((tile,), dtype=tl.float32)
-        for start in range(0, width_2, n_tile):
-            n = start + tl.arange(0, n_tile)
-            weights = tl.load(
-                weight_2 + n[None, :] * width_1 + unit[:, None], mask=(unit < width_1)[:, None], other=0.0
-            )
-            second = tl.dot(first, weights) + tl.load(bias_2 + n).to(tl.float32)[None, :]
-            sums += tl.sum(second, 1)
-            squares += tl.sum(second * second, 1)
-        mean = sums / width_2
-        inverse = 1 / tl.sqrt(tl.maximum(squares / width_2 - mean * mean, 0.0) + _EPSILON)
-        if keep:
-            tl.store(inverse_2 + row, inverse, mask=exists)
-    total = tl.zeros((tile, block_out), dtype=tl.float32)
+        mean_weight = tl.load(means + unit, mask=unit < width_1, other=0.0)
+        mean = tl.sum(first.to(tl.float32) * mean_weight[None, :], 1) + tl.load(means + width_1)
+    squares = tl.zeros((tile,), dtype=tl.float32)
+    total, slope = tl.zeros((tile, block_out), dtype=tl.float32), tl.zeros((tile, block_out), dtype=tl.float32)
     for start in range(0, width_2, n_tile):
         n = start + tl.arange(0, n_tile)
         weights = tl.load(weight_2 + n[None, :] * width_1 + unit[:, None], mask=(unit < width_1)[:, None], other=0.0)
         second = tl.dot(first, weights) + tl.load(bias_2 + n).to(tl.float32)[None, :]
         if norm:
-            second = (second - mean[:, None]) * inverse[:, None]
+            second -= mean[:, None]
+            squares += tl.sum(second * second, 1)
         else:
             second = tl.where(second <= 0, 0.0, second)
         second = second.to(dtype)
         if keep:
             tl.store(kept_2 + row[:, None] * width_2 + n[None, :], second, mask=exists[:, None])
+        head = tl.load(weight_3 + action[None, :] * width_2 + n[:, None], mask=(action < outputs)[None, :], other=0.0)
+        if norm and keep:
+            slope = tl.dot(tl.where(second <= 0, 0.0, 1.0).to(dtype), head, slope)
         if norm:
             second = tl.where(second <= 0, 0.0, second).to(dtype)
-        head = tl.load(weight_3 + action[None, :] * width_2 + n[:, None], mask=(action < outputs)[None, :], other=0.0)
         total = tl.dot(second, head, total)
-    total += tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)[None, :]
     inside = exists[:, None] & (action < outputs)[None, :]
+    position = row[:, None] * outputs + action[None, :]
+    if norm:
+        inverse = 1 / tl.sqrt(squares / width_2 + _EPSILON)
+        total *= inverse[:, None]
+        if keep:
+            tl.store(inverse_2 + row, inverse, mask=exists)
+            tl.store(slopes + position, slope, mask=inside)
+    total += tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)[None, :]
     # Rounded as the layer itself would be, then float32 as every network's output.
-    tl.store(out + row[:, None] * outputs + action[None, :], total.to(dtype).to(tl.float32), mask=inside)
+    tl.store(out + position, total.to(dtype).to(tl.float32), mask=inside)
 
 
 @triton.jit
 def backward_kernel(
-    gradient, weight_2, weight_3, kept_1, kept_2, inverse_1, inverse_2, gradient_1, gradient_2, size,
+    gradient, weight_2, weight_3, bias_3, out, kept_1, kept_2, inverse_1, inverse_2, slopes,
+    gradient_1, gradient_2, rectified_1, rectified_2, size,
     width_1: tl.constexpr, width_2: tl.constexpr, outputs: tl.constexpr,
     block_1: tl.constexpr, block_out: tl.constexpr, tile: tl.constexpr, n_tile: tl.constexpr, norm: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what each hidden layer sums up, from that of the output (B, outputs) and what the forward pass kept."""
+    """Gradients of what each hidden layer sums up, from that of the output (B, outputs) and what the forward pass kept.
+
+    Programs (rows / tile, width_1 / block_1); with `norm` one part has all units of the first layer, and the ReLUs of both
+    layers are written, too. With g the gradient of a layer's ReLU where that is above 0, normalisation passes on
+    (g - mean(g) - x mean(g x)) / deviation. For the second layer, whose g the loop makes in parts, the sum of g follows from
+    the slopes, and that of g x from the outputs, which are sums of x times the last weights.
+    """
     dtype: tl.constexpr = weight_2.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    part = tl.program_id(1)
     exists = row < size
-    unit, action = tl.arange(0, block_1), tl.arange(0, block_out)
+    unit, action = part * block_1 + tl.arange(0, block_1), tl.arange(0, block_out)
     inside = exists[:, None] & (action < outputs)[None, :]
-    given = tl.load(gradient + row[:, None] * outputs + action[None, :], mask=inside, other=0.0).to(dtype)
+    position = row[:, None] * outputs + action[None, :]
+    given = tl.load(gradient + position, mask=inside, other=0.0).to(dtype)
     if norm:
-        sums, products = tl.zeros((tile,), dtype=tl.float32), tl.zeros((tile,), dtype=tl.float32)
-        for start in range(0, width_2, n_tile):
-            n = start + tl.arange(0, n_tile)
-            head = tl.load(
-                weight_3 + action[:, None] * width_2 + n[None, :], mask=(action < outputs)[:, None], other=0.0
-            )
-            normal = tl.load(kept_2 + row[:, None] * width_2 + n[None, :], mask=exists[:, None], other=0.0).to(
-                tl.float32
-            )
-            second = tl.where(normal <= 0, 0.0, tl.dot(given, head))
-            sums += tl.sum(second, 1)
-            products += tl.sum(second * normal, 1)
+        wanted = given.to(tl.float32)
+        mean = tl.sum(wanted * tl.load(slopes + position, mask=inside, other=0.0), 1) / width_2
+        bias = tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)
+        sums = tl.load(out + position, mask=inside, other=0.0) - bias[None, :]
+        product = tl.sum(tl.where(inside, wanted * sums, 0.0), 1) / width_2
         inverse = tl.load(inverse_2 + row, mask=exists, other=0.0)
     total = tl.zeros((tile, block_1), dtype=tl.float32)
     for start in range(0, width_2, n_tile):
         n = start + tl.arange(0, n_tile)
         head = tl.load(weight_3 + action[:, None] * width_2 + n[None, :], mask=(action < outputs)[:, None], other=0.0)
-        normal = tl.load(kept_2 + row[:, None] * width_2 + n[None, :], mask=exists[:, None], other=0.0).to(tl.float32)
+        place = row[:, None] * width_2 + n[None, :]
+        normal = tl.load(kept_2 + place, mask=exists[:, None], other=0.0).to(tl.float32)
         second = tl.where(normal <= 0, 0.0, tl.dot(given, head))
         if norm:
-            second = inverse[:, None] * (second - (sums / width_2)[:, None] - normal * (products / width_2)[:, None])
+            normal *= inverse[:, None]
+            second = inverse[:, None] * (second - mean[:, None] - normal * product[:, None])
+            tl.store(rectified_2 + place, tl.where(normal <= 0, 0.0, normal).to(dtype), mask=exists[:, None])
         second = second.to(dtype)
-        tl.store(gradient_2 + row[:, None] * width_2 + n[None, :], second, mask=exists[:, None])
+        if part == 0:
+            tl.store(gradient_2 + place, second, mask=exists[:, None])
         weights = tl.load(weight_2 + n[:, None] * width_1 + unit[None, :], mask=(unit < width_1)[None, :], other=0.0)
         total = tl.dot(second, weights, total)
     inside = exists[:, None] & (unit < width_1)[None, :]
-    normal = tl.load(kept_1 + row[:, None] * width_1 + unit[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = row[:, None] * width_1 + unit[None, :]
+    normal = tl.load(kept_1 + place, mask=inside, other=0.0).to(tl.float32)
     first = tl.where(normal <= 0, 0.0, total)
     if norm:
         inverse = tl.load(inverse_1 + row, mask=exists, other=0.0)
-        sums, products = tl.sum(first, 1) / width_1, tl.sum(first * normal, 1) / width_1
-        first = inverse[:, None] * (first - sums[:, None] - normal * products[:, None])
-    tl.store(gradient_1 + row[:, None] * width_1 + unit[None, :], first.to(dtype), mask=inside)
+        means, products = tl.sum(first, 1) / width_1, tl.sum(first * normal, 1) / width_1
+        first = inverse[:, None] * (first - means[:, None] - normal * products[:, None])
+        tl.store(rectified_1 + place, tl.where(normal <= 0, 0.0, normal).to(dtype), mask=inside)
+    tl.store(gradient_1 + place, first.to(dtype), mask=inside)

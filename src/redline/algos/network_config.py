@@ -28,6 +28,7 @@ class NetworkConfig:
     batch_norm: bool = False  # normalise the convolutions of pixels over the batch, instead of each image by itself
     channels_last: bool = True  # convolve boards and images in the memory layout NHWC; else NCHW
     fused_mlp: bool = True  # compute an MLP of two hidden layers in one kernel, on GPUs that can
+    fused_conv: bool = True  # compute the first convolution of a cnn in one kernel, on GPUs that can
     init: Literal["he", "orthogonal"] = "he"  # initial weights
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class NetworkConfig:
                 raise UserError(f"{algo}.{name} is {value}; expected {what}.")
 
 
-_RESUME_FREE = ("init", "channels_last", "fused_mlp")
+_RESUME_FREE = ("init", "channels_last", "fused_mlp", "fused_conv")
 NETWORK_RESUME_FIXED = tuple(
     field.name for field in dataclasses.fields(NetworkConfig) if field.name not in _RESUME_FREE
 )

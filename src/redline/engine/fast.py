@@ -28,13 +28,12 @@ COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagrap
 _INLINE = 10
 _UNROLL = 8
 _FUSION = 64  # the compiler's own default
+_COMBINE = "combo_kernels"  # the compiler's name of `combine`
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
-_COMBINE = "combo_kernels"  # option: launch small kernels that do not depend on each other as one
 # Two-dimensional tiles make kernels on (games, cells) up to fourteen times slower than one-dimensional ones.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "assert_indirect_indexing": False,
     "triton.max_tiles": 1,
-    _COMBINE: True,
 }
 # Torch keeps compiled functions on disk, but for those with functions it does not know to be safe. Entering autocast is:
 # its arguments are part of the code that makes the key.
@@ -99,6 +98,7 @@ class CompilerOptions:
     gpu_inline: int = _INLINE  # operations that a GPU kernel may repeat rather than store their result
     unroll: int = _UNROLL  # terms of a sum that are written out rather than summed by a loop
     fusion: int = _FUSION  # nodes of the compiler's graph that may become one kernel
+    combine: bool = True  # launch small GPU kernels that do not depend on each other as one
 
 
 DEFAULT_OPTIONS = CompilerOptions()
@@ -129,6 +129,7 @@ class Compiler:
         self.options: dict[str, Any] = (
             _mode_options(mode)
             | (_GPU_OPTIONS if on_gpu else {})
+            | ({_COMBINE: True} if on_gpu and options.combine else {})
             | {
                 "realize_opcount_threshold": options.gpu_inline if on_gpu else _INLINE,
                 "unroll_reductions_threshold": options.unroll,

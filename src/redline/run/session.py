@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -128,11 +129,13 @@ class Session:
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
+        # Torch 2.11 tries for seconds, at every start, and then fails to combine the kernels of a game whose options change.
+        options = dataclasses.replace(plan.recipe.compiler, combine=not plan.curriculum)
         return fast.Compiler(
             plan.compile,
             self.notify,
             plan.device,
-            plan.recipe.compiler,
+            options,
             plan.settings.compile_mode,
             self._before_compiling,
         )

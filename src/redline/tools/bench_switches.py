@@ -71,6 +71,8 @@ def switches(plan: Plan) -> Iterator[Switch]:
     yield Switch("channels last", algo_off={"channels_last": False}, algo_on={"channels_last": True}, unless=unless)
     unless = no_gpu or ("" if kind == "mlp" else "the network is no MLP")
     yield Switch("fused MLP", algo_off={"fused_mlp": False}, algo_on={"fused_mlp": True}, unless=unless)
+    unless = no_gpu or ("" if kind == "cnn" else "the network is no CNN")
+    yield Switch("fused convolution", algo_off={"fused_conv": False}, algo_on={"fused_conv": True}, unless=unless)
     unless = no_gpu or no_convolutions
     yield Switch("cuDNN benchmark", {"cudnn_benchmark": False}, {"cudnn_benchmark": True}, unless=unless)
     unless, note = "" if kind == "pixels" else "the network is not pixels", "changes what is learned"
