@@ -37,7 +37,7 @@ def towards(game: Any, goal: tuple[int, int]) -> int | None:
     turn = (heading - game.heading) % 4
     if turn == 2:
         return None
-    if game.config.view == "wrapped" and game._food_from_head()[1] < 0:
+    if game.mirrored():
         turn = -turn
     return heading if game.config.view == "planes" else (turn + 1) % 4
 
@@ -98,6 +98,13 @@ SNAKES: dict[
     "centred 10x10": ({"view": "centred", "start": "random"}, mostly_greedy, 32, 50, 20),
     "wrapped": ({"width": 6, "height": 5, "view": "wrapped"}, mostly_greedy, 96, 80, 200),
     "wrapped 10x10": ({"view": "wrapped", "start": "random"}, mostly_greedy, 32, 50, 20),
+    "wrapped, not mirrored": (
+        {"width": 6, "height": 5, "view": "wrapped", "mirror": False},
+        mostly_greedy,
+        96,
+        80,
+        200,
+    ),
     "long start 5x5 wrapped": ({"width": 5, "height": 5, "view": "wrapped", "long_start": 23}, blind, 200, 30, 500),
     "shaped wrapped": ({"width": 4, "height": 4, "view": "wrapped", **SHAPED}, filling, 24, 180, 60),
     "random start": ({"width": 7, "height": 9, "start": "random", "start_length": 4}, mostly_greedy, 256, 40, 300),

@@ -295,6 +295,25 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
     assert (snake.observe(config, state)[:, 2].flatten(1).sum(1) == 1).all()
 
 
+def test_wrapped_view_without_mirror_leaves_the_food_to_the_left() -> None:
+    board = """
+        . . * .
+        . . . .
+        . 1 2 3
+        . . . .
+    """
+    foods, heads = [], []
+    for mirror in (True, False):
+        config, state = draw(board, RIGHT, view="wrapped", mirror=mirror)
+        food = snake.observe(config, state)[0, 2]
+        foods.append(food.nonzero().tolist())
+        heads.append([snake.step(config, state, torch.tensor([turn]))[0].head.item() for turn in (0, 2)])
+    assert foods == [[[3, 4]], [[3, 0]]]  # two rows beside the head, which is in row and column 2
+    assert heads == [[15, 7], [7, 15]]  # away from the food and towards it; left and right
+    assert snake.action_names(Config(view="wrapped")) == ("away from food", "straight on", "towards food")
+    assert snake.action_names(Config(view="wrapped", mirror=False)) == ("left", "straight on", "right")
+
+
 def test_food_of_a_new_game_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
     config = Config()
     state = snake.init(config, env_keys(0, torch.arange(97 * 200)))

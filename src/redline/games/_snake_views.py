@@ -33,7 +33,9 @@ def wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """
     side = config.around
     offset = torch.arange(side, dtype=torch.int32, device=state.ages.device) - side // 2
-    aside = offset.view(1, 1, -1) * torch.where(mirrored(config, state), -1, 1).view(-1, 1, 1)
+    aside = offset.view(1, 1, -1)
+    if config.mirror:
+        aside = aside * torch.where(mirrored(config, state), -1, 1).view(-1, 1, 1)
     row, column = _seen_from(config, state, -offset.view(1, -1, 1), aside)
     row, column = (torch.where(x < 0, x + side, torch.where(x >= side, x - side, x)) for x in (row, column))
     inside = (row < config.height) & (column < config.width)

@@ -51,8 +51,9 @@ class Config:
     long_start: int = 0  # longest new snake, coiled, any length from start_length; 0: all have start_length
     starvation: int = 0  # moves without food until the game is truncated; 0: three times the number of cells
     # planes: the whole board. With actions relative to the heading: centred, the surroundings of the head, heading up;
-    # wrapped, the whole board that way, wrapped around a line of wall and mirrored so that food is never to the left.
+    # wrapped, the whole board that way, wrapped around a line of wall.
     view: Literal["planes", "centred", "wrapped"] = "planes"
+    mirror: bool = True  # mirror the wrapped view where the food lies to the left, so that it is never there
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
     )
@@ -246,7 +247,8 @@ def action_names(config: Config) -> tuple[str, ...]:
     """Return directions on the board, or turns as seen from the head."""
     if config.view == "planes":
         return ("up", "right", "down", "left")
-    aside = ("away from food", "towards food") if config.view == "wrapped" else ("left", "right")
+    mirrors = config.view == "wrapped" and config.mirror
+    aside = ("away from food", "towards food") if mirrors else ("left", "right")
     return (aside[0], "straight on", aside[1])
 
 
@@ -265,7 +267,7 @@ def _turn(config: Config, state: State, action: Tensor) -> Tensor:
     if config.view == "planes":
         return torch.where(((action - heading) & 3) == 2, heading, action)
     turn = action - 1
-    if config.view == "wrapped":
+    if config.view == "wrapped" and config.mirror:
         turn = torch.where(mirrored(config, state), -turn, turn)
     return (heading + turn) & 3
 

@@ -86,7 +86,7 @@ class Oracle:
         """Play one move: reward, terminated, truncated, score, won."""
         config = self.config
         if config.view != "planes":
-            turn = 1 - action if config.view == "wrapped" and self._food_from_head()[1] < 0 else action - 1
+            turn = 1 - action if self.mirrored() else action - 1
             self.heading = (self.heading + turn) % 4
         elif (action - self.heading) % 4 != 2:
             self.heading = action
@@ -188,11 +188,15 @@ class Oracle:
         row, column = row - self.body[0][0], column - self.body[0][1]
         return row * down + column * right, row * right - column * down
 
+    def mirrored(self) -> bool:
+        """Return whether left and right are exchanged."""
+        return self.config.view == "wrapped" and self.config.mirror and self._food_from_head()[1] < 0
+
     def _wrapped(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
-        """Return the board with a line of wall below and to its right, rolled, turned and mirrored."""
+        """Return the board with a line of wall below and to its right, rolled, turned and mirrored if need be."""
         side = max(self.config.width, self.config.height) + 1
         down, right = MOVES[self.heading]
-        hand = -1 if self._food_from_head()[1] < 0 else 1
+        hand = -1 if self.mirrored() else 1
         planes: list[list[list[int]]] = [[], [], []]
         for ahead in range(side // 2, side // 2 - side, -1):
             lines: list[list[int]] = [[], [], []]
