@@ -66,9 +66,9 @@ def test_gradients_of_relus(rows: int, columns: int, half: torch.dtype) -> None:
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_networks_use_them_compiled(norm: bool, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str] = []
-    forward = fused_conv.board_conv
-    monkeypatch.setattr(fused_conv, "board_conv", lambda *arguments: (used.append("conv"), forward(*arguments))[1])
+    attempted: list[str] = []
+    attempt = fused_conv.attempt
+    monkeypatch.setattr(fused_conv, "attempt", lambda what, launch: (attempted.append(what), attempt(what, launch))[1])
     obs = torch.randint(0, 2, (512, *SPEC.obs_shape), generator=torch.Generator().manual_seed(1)).to(torch.uint8).cuda()
     outcomes = []
     for fused in (False, True):
@@ -77,6 +77,7 @@ def test_networks_use_them_compiled(norm: bool, stride: int, monkeypatch: pytest
         torch.compiler.reset()
         with torch.autocast("cuda", torch.bfloat16):
             values = torch.compile(net, fullgraph=True, dynamic=False)(obs)
+        assert bool(attempted) == fused
         gradients = torch.autograd.grad(values.square().sum(), list(net.parameters()))
         outcomes.append((values.detach(), torch.cat([gradient.flatten() for gradient in gradients])))
     for plain, ours in zip(*outcomes, strict=True):
