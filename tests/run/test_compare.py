@@ -184,7 +184,9 @@ def test_runs_of_different_rules(agents: list[Agent], options: dict[str, Any], t
 
 
 def test_rewards_and_views_may_differ(agents: list[Agent]) -> None:
-    check_comparable([*agents, changed(agents[0], reward_food=3.0, reward_step=-0.1, view="centred", sight=3)])
+    check_comparable(
+        [*agents, changed(agents[0], reward_food=3.0, reward_step=-0.1, view="centred", sight=3, mirror=False)]
+    )
 
 
 def test_a_run_named_twice(agents: list[Agent], paths: list[Path]) -> None:

@@ -18,6 +18,7 @@ from redline.core.errors import UserError
 from redline.core.records import Hardware
 from redline.engine import hardware
 from redline.recipes import Request
+from redline.recipes.recipe import RUN_SETTINGS
 from redline.run import memory
 from redline.run.agent import load_agent
 from redline.run.opening import opening_lines
@@ -48,11 +49,12 @@ def test_automatic_settings_come_with_reasons() -> None:
     assert all(plan.reasons.values())
     assert not [name for name, setting in plan.provenance.items() if setting.source == "requested"]
     recommended = recipes.collect(Request(plan.rules.game, plan.hardware, "ppo"))
-    chosen = {"num_envs": plan.num_envs, "env.view": "centred", "env.sight": 4}
     for name, setting in recommended.items():
+        group, _, option = name.rpartition(".")
+        owner = plan.rules.config if group else plan if name in RUN_SETTINGS else plan.algo_config
         assert plan.reasons[name] == setting.reason
-        assert (chosen[name] if name in chosen else getattr(plan.algo_config, name)) == setting.value
-    assert plan.algo_config.gamma == ppo.Config().gamma
+        assert getattr(owner, option) == setting.value
+    assert plan.algo_config.gae_lambda == ppo.Config().gae_lambda
 
 
 def test_a_small_board_is_learned_whole() -> None:
@@ -65,8 +67,17 @@ def test_a_small_board_is_learned_whole() -> None:
     assert (asked.algo_config.gamma, asked.algo_config.gamma_end) == (0.9, None), (
         "who asks for a discount means that one"
     )
-    large = resolve(Settings("snake", device="cpu", env_options={"width": 6, "height": 8}))
-    assert large.rules.config.sight == 4
+
+
+def test_on_a_cpu_ppo_sees_medium_boards_whole_and_large_ones_in_part() -> None:
+    medium = resolve(Settings("snake", device="cpu", env_options={"width": 6, "height": 8}))
+    assert (medium.rules.config.view, medium.rules.config.mirror) == ("wrapped", False)
+    assert (medium.algo_config.gamma_end, medium.backplay) == (0.999, 0.8)
+    for options in ({"width": 6, "height": 13}, {"sight": 4}):
+        large = resolve(Settings("snake", device="cpu", env_options=options))
+        assert (large.rules.config.view, large.rules.config.sight, large.backplay) == ("centred", 4, 0.0)
+    dqn = resolve(Settings("snake", device="cpu", algo="dqn"))
+    assert (dqn.rules.config.view, dqn.rules.config.sight) == ("centred", 4)
 
 
 def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:

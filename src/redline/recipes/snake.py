@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from redline.recipes import tensor_games
-from redline.recipes.recipe import Phase, Request, Setting, Table, by_device
+from redline.recipes.recipe import UNSET, ByClass, Phase, Request, Setting, Table, by_device
 
 ALGO = tensor_games.ALGO
 
-_SMALL = 7  # columns and rows of a board that a CPU learns whole
-_MEDIUM = 12  # columns and rows of a board that a large GPU sees through convolutions
+_SMALL = 7  # columns and rows of a board that a CPU learns to fill
+_MEDIUM = 12  # columns and rows of a board that PPO sees whole on a CPU, and through convolutions on a large GPU
 
-# Larger boards on a CPU: the surroundings of the head.
+# Larger boards on a CPU, and medium ones without PPO: the surroundings of the head.
 _CENTRED: Table = {
     "env.view": Setting("centred", "seen from the head, a lesson from one corner holds in all"),
     "env.sight": Setting(4, "nearby cells and the way to the food: a quarter of the inputs of the whole board"),
 }
 
-# Small boards, and every board on a GPU: the whole board, seen from the head.
+# Small boards, medium ones with PPO, and every board on a GPU: the whole board, seen from the head.
 _WRAPPED: Table = {
     "env.view": Setting("wrapped", "the last foods need the whole board: they are won by planning around the body"),
     "env.reward_starve": Setting(
@@ -47,6 +47,16 @@ _WRAPPED_PQN: Table = {
     "q_lambda": Setting(by_device(gpu=0.9), "foods are many moves apart"),
 }
 
+# PPO on a CPU, on boards of 8x8 to 12x12.
+_PPO_MEDIUM_CPU: Table = {
+    "env.mirror": Setting(False, "a snake that always turns the same way need not learn to turn the other way"),
+    "env.reward_starve": Setting(-5.0, "greedy play would circle without end in a third of the games"),
+    "backplay": Setting(0.8, "practises the ends of long games more often than their easy beginnings"),
+    "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "twice as wide, half as many games"),
+    "rollout_steps": Setting(32, "frequent updates: a few minutes allow hundreds of rollouts only"),
+    "learning_rate": Setting(1.5e-3, "there is no time for small steps"),
+}
+
 # PPO on a large GPU, on boards of up to 12x12: 99.2 % to 99.6 % of 10x10 boards were filled after four minutes on an
 # H200; a plain network needs five.
 _PPO_CONVOLUTIONAL: Table = {
@@ -69,7 +79,8 @@ _PPO_MLP: Table = {
 def settings(request: Request) -> dict[str, Setting]:
     """Return settings for the view that suits board and hardware, or for the requested view."""
     side = max(request.env_option("width"), request.env_option("height"))
-    sees_all = "sight" not in request.env_options and (request.on_gpu or side <= _SMALL)
+    medium_cpu = not request.on_gpu and request.algo == "ppo" and _SMALL < side <= _MEDIUM
+    sees_all = "sight" not in request.env_options and (request.on_gpu or side <= _SMALL or medium_cpu)
     view = request.env_options.get("view", "wrapped" if sees_all else "centred")
     if view != "wrapped":
         return dict(_CENTRED) if view == "centred" else {}
@@ -79,14 +90,15 @@ def settings(request: Request) -> dict[str, Setting]:
         rows |= _WRAPPED_LARGE_GPU if large else _WRAPPED_GPU
     if request.on_gpu and request.algo == "ppo":
         rows |= _PPO_CONVOLUTIONAL if large and side <= _MEDIUM else _PPO_MLP
-    return rows
+    return rows | _PPO_MEDIUM_CPU if medium_cpu else rows
 
 
 def curriculum(config: Any) -> tuple[Phase, ...]:
     """Start with snakes of any length where the agent sees the whole board: it learns to win before it learns to grow.
 
-    Without this, some runs never fill a board and settle for nearly.
+    Without this, some runs never fill a board and settle for nearly. Not where views are unmirrored, on medium
+    boards on a CPU: in the few minutes there, backplay alone is enough to practise with long snakes.
     """
-    if config.view != "wrapped":
+    if config.view != "wrapped" or not config.mirror:
         return ()
     return (Phase("long", 0.0, 0.5, {"long_start": config.cells - 2}),)
