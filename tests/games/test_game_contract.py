@@ -178,6 +178,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "legal forbids actions although spec.masked is False",
     ),
     (
+        "no planes",
+        {"plane_fields": lambda config: ("coins", "place", "place")},
+        "plane_fields returned ('coins', 'place', 'place'); expected three fields of State that observations show as planes",
+    ),
+    (
         "cells shape",
         {"cells": lambda config, state: state.coins},
         "cells returned (5, 6) bool; expected (5, H, W) uint8",

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from check_planes import check
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redline.core import random
 from redline.replay.priority import Priorities
@@ -140,3 +143,36 @@ def test_states_of_a_single_word_compile(tmp_path: Path) -> None:
     session = Session(resolve(settings), pytest.fail)
     session.iterate(12)
     session.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    entries=st.integers(1, 500),
+    count=st.integers(1, 3000),
+    board=st.sampled_from([(4, 4), (4, 5), (6, 6), (10, 10), (20, 20), (40, 40)]),
+    dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16, torch.int32]),
+    cells=st.sampled_from([torch.int16, torch.int32, torch.int64]),
+)
+def test_the_kernel_for_planes_equals_plain_operations(
+    entries: int, count: int, board: tuple[int, int], dtype: torch.dtype, cells: torch.dtype
+) -> None:
+    check(entries, count, board, dtype, cells, DEVICE)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_samples_made_by_the_kernel_are_those_of_the_cpu(compile: bool, tmp_path: Path) -> None:
+    """Random play without learning: the same transitions are stored, so the same samples are drawn."""
+    options = {"learning_rate": 1e-30}
+    ours, theirs = (
+        session_of(name, tmp_path / name, compile=False, graph=False, **options) for name in (DEVICE, "cpu")
+    )
+    for session in (ours, theirs):
+        session.iterate(ITERATIONS)
+    memory = ours.learner.memory
+    assert memory._planes is not None
+    sample = torch.compile(memory.sample, fullgraph=True) if compile else memory.sample
+    found = sample(random.seed_key(1, DEVICE), 1000)
+    expected = theirs.learner.memory.sample(random.seed_key(1), 1000)
+    for name in ("obs", "next_obs", "action", "reward", "weight"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
+    assert found.obs.any()

@@ -84,6 +84,10 @@ class Game:
     # observe_afterstate(config, state, action (N,) int64) -> (N, F): row `action` of an observation (N, A, F) of afterstates,
     # where the spec says that it is one. Learners then get this row of past States, for a small part of the cost.
     observe_afterstate: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, repr=False)
+    # plane_fields(config) -> names of three fields of State, where an observation (N, 3, H, W) shows just these, else none: a
+    # board as it is, of the observation's size, and two cells (N,) as planes with a one there (-1: nowhere). Replay then makes
+    # observations on a GPU without reading States first.
+    plane_fields: Callable[[Any], tuple[str, ...]] | None = field(default=None, repr=False)
     # cells(config, state) -> (N, H, W) uint8 indices into PALETTE: the board as a person sees it. None: cannot be drawn.
     cells: Callable[[Any, Any], Tensor] | None = field(default=None, repr=False)
     # links(config, state) -> (N, H, W) uint8: the sides on which a cell continues into its neighbour (1 up, 2 right, 4 down,
@@ -125,7 +129,18 @@ def draw_cells(game: Game, config: Any, state: Any) -> Tensor:
 
 
 _OPTIONAL = (
-    *("legal", "observe_afterstate", "cells", "links", "paint", "side_boards", "action_names", "controls", "HUMAN"),
+    *(
+        "legal",
+        "observe_afterstate",
+        "plane_fields",
+        "cells",
+        "links",
+        "paint",
+        "side_boards",
+        "action_names",
+        "controls",
+        "HUMAN",
+    ),
     *("VERSION", "PALETTE", "HIDDEN", "LIVE"),
 )
 

@@ -176,7 +176,28 @@ def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
         _expect(game, "observe_afterstate", row, (_GAMES, spec.obs_shape[1]), spec.obs_dtype)
         if not torch.equal(row, obs[torch.arange(_GAMES), first]):
             raise fault(game, "observe_afterstate", "differs from observe", "its row of that action")
+    if game.plane_fields is not None:
+        _validate_planes(game, _call(game, "plane_fields", game.plane_fields, config), state, obs)
     return first
+
+
+def _validate_planes(game: Game, names: tuple[str, ...], state: Any, obs: Tensor) -> None:
+    """Validate that observations show the fields called `names`, if any, and nothing else."""
+    if not names:
+        return
+    if len(names) != 3 or not set(names) <= set(state._fields) - set(game.HIDDEN) or obs.shape[1] != 3:
+        raise fault(game, "plane_fields", f"returned {names}", "three fields of State that observations show as planes")
+    board, *cells = (getattr(state, name) for name in names)
+    number = torch.arange(obs[0, 0].numel())
+    marked = [obs[:, plane].flatten(1) == (cell.unsqueeze(1) == number) for plane, cell in enumerate(cells, 1)]
+    shown = obs[:, 0].contiguous()
+    same = board.nbytes != shown.nbytes or torch.equal(
+        board.flatten().view(torch.uint8), shown.flatten().view(torch.uint8)
+    )
+    if not (same and all(part.all() for part in marked)):
+        raise fault(
+            game, "plane_fields", f"returned {names}", "what observe shows: a board, and a one at each of two cells"
+        )
 
 
 def _validate_drawing(game: Game, config: Any, spec: Spec, state: Any, drawn: Tensor) -> None:

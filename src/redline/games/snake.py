@@ -227,6 +227,11 @@ def observe(config: Config, state: State) -> Tensor:
     return torch.stack([plane.to(dtype) for plane in planes], 1)
 
 
+def plane_fields(config: Config) -> tuple[str, ...]:
+    """Return the fields that the planes of the whole board show; none in other views."""
+    return ("ages", "head", "food") if config.view == "planes" else ()
+
+
 def legal(config: Config, state: State) -> Tensor:
     """Return (N, A) bool, all True: turning back is read as going straight on."""
     return torch.ones(state.head.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.head.device)

@@ -18,6 +18,7 @@ from redline.engine.gather import gather_rows, pays, prepare
 from redline.engine.host_memory import use_huge_pages
 from redline.replay.contract import Location, Replay, ReplayRequest, TransitionBytes
 from redline.replay.final_states import FinalStates
+from redline.replay.planes import StoredPlanes, suits
 from redline.replay.priority import Priorities
 from redline.replay.ring import ReplayRing
 from redline.replay.row_layout import Shape
@@ -27,6 +28,7 @@ from redline.replay.windows import (
     Window,
     action_of,
     ending_of,
+    make_batch,
     pack_steps,
     stored_fields,
     truncate_steps,
@@ -67,6 +69,7 @@ class DeviceReplay(Replay):
         self.finals = FinalStates(finals, ring.num_envs, slots, ring.device)
         self.windows = NStepWindows(rules, state, ring, self.finals, request.gamma)
         prepare(request.notify)
+        self._planes = StoredPlanes(rules, tables) if suits(rules, tables, request.notify) else None
 
     @property
     def written(self) -> Tensor:
@@ -133,15 +136,20 @@ class DeviceReplay(Replay):
         number = torch.arange(self.n_step, device=row.device)
         steps = self.steps[self.ring.slot(row.unsqueeze(1) + number, env_index.unsqueeze(1))]  # (B, n, 2)
         window = self.windows.fold(row, env_index, steps)
+        if self._planes is not None:
+            return make_batch(window, *self._planes.observe(self._places(window)).chunk(2))
         return self.windows.observe(window, self._find_states(window))
+
+    def _places(self, window: Window) -> Tensor:
+        """Return where the States (2 B,) are that windows start in, then those that they bootstrap from."""
+        following = self.ring.slot(window.row + self.n_step, window.env_index)
+        end = torch.where(window.truncated, self.ring.size + window.final_place, following)
+        return torch.cat([self.ring.slot(window.row, window.env_index), end])
 
     def _find_states(self, window: Window) -> dict[str, Tensor]:
         """Read the States (2 B, …) that windows start in and bootstrap from, both in one pass."""
         row, env_index, truncated = window.row, window.env_index, window.truncated
-        following = self.ring.slot(row + self.n_step, env_index)
-        end = torch.where(truncated, self.ring.size + window.final_place, following)
-        place = torch.cat([self.ring.slot(row, env_index), end])
-        stack = place
+        stack = place = self._places(window)
         if self.windows.stacked:
             earlier = self._frame_slots(
                 torch.cat([row, row + self.n_step]),

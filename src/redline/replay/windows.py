@@ -147,12 +147,17 @@ class NStepWindows:
         else:
             both = game.observe(config, state)
             obs, next_obs = both[:size], both[size:]
-        return Batch(
-            obs=obs,
-            action=window.action,
-            reward=window.reward,
-            next_obs=next_obs,
-            discount=window.discount,
-            weight=window.weight,
-            next_legal=legal(self.rules, following),
-        )
+        return make_batch(window, obs, next_obs, legal(self.rules, following))
+
+
+def make_batch(window: Window, obs: Tensor, next_obs: Tensor, next_legal: Tensor | None = None) -> Batch:
+    """Return samples from windows and observations (B, …) of the States where they start and where they bootstrap from."""
+    return Batch(
+        obs=obs,
+        action=window.action,
+        reward=window.reward,
+        next_obs=next_obs,
+        discount=window.discount,
+        weight=window.weight,
+        next_legal=next_legal,
+    )
