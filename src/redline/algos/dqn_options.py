@@ -115,7 +115,7 @@ RESUME_FIXED = (
 
 # Combinations of options by name. Options given explicitly take precedence.
 PRESETS: dict[str, dict[str, Any]] = {
-    "plain": {"double": True},
+    "plain": {"double": True, "dueling": False, "distribution": "none"},
     "rainbow": {  # Hessel et al. 2018
         "distribution": "categorical",
         "double": True,
@@ -127,6 +127,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "modern": {  # after Clark et al. 2024 (Beyond the Rainbow), with uniform replay
         "distribution": "quantile",
         "atoms": 32,
+        "huber": 1.0,
         "munchausen": True,
         "double": False,
         "layer_norm": True,

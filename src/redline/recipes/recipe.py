@@ -11,11 +11,8 @@ from redline.core.records import Hardware
 from redline.engine.fast import DEFAULT_OPTIONS, CompilerOptions
 from redline.games import Game
 
-RUN_SETTINGS = (
-    "num_envs",
-    "backplay",
-    "inference",
-)  # settings of the run; `env.*` are the environment's, all others the algorithm's
+# Settings of the run; `env.*` are the environment's, all others the algorithm's. `minutes` hold if no limit is requested.
+RUN_SETTINGS = ("num_envs", "backplay", "inference", "minutes")
 
 
 class ByClass(NamedTuple):

@@ -75,21 +75,26 @@ def resolve(settings: Settings) -> Plan:
     }
     chosen["inference"] = _choose_inference(settings, machine, chosen["actors"], recommended)
     curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
-    unlimited = settings.steps is None and settings.episodes is None and settings.minutes is None
+    minutes = settings.minutes
+    if settings.steps is None and settings.episodes is None and minutes is None:
+        minutes = DEFAULT_MINUTES
+        if "minutes" in recommended:
+            chosen["minutes"] = recommended["minutes"]
+            minutes = chosen["minutes"].value
     plan = Plan(
         settings=settings,
         rules=rules,
         algo=algo,
         algo_config=algo_config,
         hardware=machine,
-        minutes=DEFAULT_MINUTES if unlimited else settings.minutes,
+        minutes=minutes,
         run_dir=run_dir,
         curriculum=curriculum,
         recipe=recipe,
         provenance=from_env
         | from_algo
         | {k: v for k, v in chosen.items() if k != "inference" or chosen["actors"].value},
-        **{name: setting.value for name, setting in chosen.items() if name not in ("device", "algo", "curriculum")},
+        **{k: v.value for k, v in chosen.items() if k not in ("device", "algo", "curriculum", "minutes")},
         device=device,
     )
     check_network(plan)

@@ -46,7 +46,9 @@ class Settings:
     prioritized: bool | None = None  # sample transitions by TD error (prioritized replay)
     steps: int | None = None  # stop after this many environment steps in total
     episodes: int | None = None  # stop after this many finished episodes in total
-    minutes: float | None = None  # stop after this much training time in total; 3 if no limit is given
+    minutes: float | None = (
+        None  # stop after this much training time in total; without any limit: 3, or as the recipe says
+    )
     seed: int = 0  # seed of weights, environments and exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
     precision: str = "auto"  # auto, fp32, tf32, bf16, fp16
