@@ -52,6 +52,7 @@ _WRAPPED_DQN: Table = {
     "n_step": Setting(10, "a full board is hundreds of moves away: its value comes back ten moves at a time"),
     "epsilon_high": _WRAPPED_PQN["epsilon_high"],
     "epsilon_low": Setting(5e-5, "most games must last until the board is nearly full"),
+    "epsilon_steps": Setting(by_device(cpu=300_000), "a minute or two of play on one core"),
     "learning_rate_end": Setting(2e-5, _POLISH),
     "huber": Setting(1_000.0, "squared errors: a limited one would make little of a rare loss"),
     "backplay": Setting(0.8, "practises rare losses more often"),
