@@ -29,6 +29,7 @@ ENVS = ("snake", "tetris", "mario", "gym:CartPole-v1", "gym:ToyScreen-v0")
 VARIANTS: list[dict[str, Any]] = [
     {"env": "snake", "env_options": {"width": 6, "height": 6}},
     {"env": "snake", "algo": "pqn", "env_options": {"width": 6, "height": 6}},
+    {"env": "snake", "algo": "dqn", "env_options": {"width": 6, "height": 6}},
     {"env": "snake", "env_options": {"width": 20, "height": 20}},
     {"env": "snake", "env_options": {"view": "planes"}},
     {"env": "snake", "env_options": {"sight": 3}},

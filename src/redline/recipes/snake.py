@@ -31,6 +31,7 @@ _WIDE = "a GPU multiplies wider layers at little cost"
 _WRAPPED_GPU: Table = {"net": Setting("mlp", _QUICK), "hidden": Setting((512, 512), _WIDE)}
 _WRAPPED_LARGE_GPU: Table = {"net": Setting("mlp", _QUICK), "hidden": Setting((1024, 512), _WIDE)}
 _POLISH = "nearly perfect play only needs polishing"
+_UNMIRRORED = Setting(False, "a snake that always turns the same way need not learn to turn the other way")
 
 _WRAPPED_PPO: Table = {
     "gamma": Setting(0.995, "a full board is hundreds of moves away"),
@@ -63,7 +64,7 @@ _WRAPPED_DQN: Table = {
 
 # PPO on a CPU, on boards of 8x8 to 12x12.
 _PPO_MEDIUM_CPU: Table = {
-    "env.mirror": Setting(False, "a snake that always turns the same way need not learn to turn the other way"),
+    "env.mirror": _UNMIRRORED,
     "env.reward_starve": Setting(-5.0, "greedy play would circle without end in a third of the games"),
     "backplay": Setting(0.8, "practises the ends of long games more often than their easy beginnings"),
     "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "twice as wide, half as many games"),
@@ -120,6 +121,8 @@ def settings(request: Request) -> dict[str, Setting]:
         rows |= _WRAPPED_LARGE_GPU if large else _WRAPPED_GPU
     if request.on_gpu and request.algo == "ppo":
         rows |= _PPO_CONVOLUTIONAL if large and side <= _MEDIUM else _PPO_MLP
+    if request.algo == "dqn" and side <= _SMALL:
+        rows |= {"env.mirror": _UNMIRRORED}
     if request.algo == "dqn" and request.algo_options.get("distribution") == "quantile":
         del rows["huber"]  # there it is a scale of quantiles, not a limit of errors
     if large and request.algo == "dqn" and side <= _MEDIUM:
@@ -139,6 +142,7 @@ def curriculum(config: Any) -> tuple[Phase, ...]:
     Without this, some runs never fill a board and settle for nearly. Not where views are unmirrored, on medium
     boards on a CPU: in the few minutes there, backplay alone is enough to practise with long snakes.
     """
-    if config.view != "wrapped" or not config.mirror:
+    small = max(config.width, config.height) <= _SMALL
+    if config.view != "wrapped" or not (config.mirror or small):
         return ()
     return (Phase("long", 0.0, 0.5, {"long_start": config.cells - 2}),)

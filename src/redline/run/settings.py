@@ -47,7 +47,7 @@ class Settings:
     steps: int | None = None  # stop after this many environment steps in total
     episodes: int | None = None  # stop after this many finished episodes in total
     minutes: float | None = (
-        None  # stop after this much training time in total; without any limit: 3, or as the recipe says
+        None  # stop after this much training time in total; 3, or the recipe's, if no limit is given
     )
     seed: int = 0  # seed of weights, environments and exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
