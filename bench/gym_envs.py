@@ -107,25 +107,22 @@ def train_sb3(algo: str, name: str, seed: int, cpu_seconds: float) -> dict[str, 
     if settings.pop("lin", False):
         for option in ("learning_rate", "clip_range"):
             settings[option] = _falling(settings[option], cpu_seconds)
-    policy = "MultiInputPolicy" if name.startswith("minigrid:") else "MlpPolicy"
 
     def make() -> Any:
         env = gymnasium.make(name)
-        if policy == "MultiInputPolicy":  # SB3 takes no text
+        if name.startswith("minigrid:"):  # SB3 takes no text, and its convolutions no images of 7x7
             kept = [key for key in env.observation_space.spaces if key != "mission"]
-            env = gymnasium.wrappers.FilterObservation(env, kept)
+            env = gymnasium.wrappers.FlattenObservation(gymnasium.wrappers.FilterObservation(env, kept))
         return stable_baselines3.common.monitor.Monitor(env)
 
     class Budget(BaseCallback):
         def _on_step(self) -> bool:
             return time.process_time() < cpu_seconds
 
-    # SB3's VecNormalize takes no whole numbers; images and directions stay as they are.
-    plain = policy == "MlpPolicy"
-    wrap = (lambda env, **kwargs: VecNormalize(env, norm_obs=plain, **kwargs)) if normalize else (lambda env, **_: env)
+    wrap = VecNormalize if normalize else (lambda env, **_: env)
     env = wrap(DummyVecEnv([make] * count))
     kind = {"ppo": stable_baselines3.PPO, "dqn": stable_baselines3.DQN}[algo]
-    model = kind(policy, env, seed=seed, device="cpu", **settings)
+    model = kind("MlpPolicy", env, seed=seed, device="cpu", **settings)
     model.learn(int(ZOO_STEPS.get(name, 1e5)) if algo == "dqn" else 10**9, callback=Budget())
     if algo == "dqn" and time.process_time() < cpu_seconds:
         model.exploration_schedule = lambda _: model.exploration_final_eps  # the old one would start again
@@ -133,7 +130,7 @@ def train_sb3(algo: str, name: str, seed: int, cpu_seconds: float) -> dict[str, 
     used = time.process_time()
     held_out = wrap(DummyVecEnv([make]), training=False, norm_reward=False)
     if normalize:
-        held_out.obs_rms = env.obs_rms if plain else None
+        held_out.obs_rms = env.obs_rms
     held_out.seed(10_000 + seed)
     score, _ = evaluate_policy(model, held_out, EPISODES)
     return {"algo": algo, "steps": model.num_timesteps, "cpu_seconds": used, "score": float(score)}
