@@ -54,7 +54,7 @@ def test_the_all_reduce_of_nccl_is_part_of_the_graph(name: str, monkeypatch: pyt
             plan = dataclasses.replace(plan_of(name, ranks, "cuda"), graph=graph)
             with closing(Session(plan, messages.append)) as session:
                 before = flat_weights(session)
-                session.iterate(8)
+                session.iterate(16)
                 session.synchronize()
                 if graph:
                     captured: Any = session._collect_and_learn

@@ -26,7 +26,7 @@ from redline.run.train import train
 
 SNAKE = Settings("snake", "dqn")
 # Games of the defaults for DQN on this machine's CPU and on the GPU it seems to have.
-CHOSEN_ENVS = {"cpu": 2_048 if hardware.detect(torch.device("cpu")).cores <= 4 else 4_096, "cuda": 16_384}
+CHOSEN_ENVS = {"cpu": 2_048 if hardware.detect(torch.device("cpu")).cores <= 4 else 4_096, "cuda": 2_048}
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +90,28 @@ def test_the_faster_device_is_taken_with_its_settings(speeds: dict[str, float], 
     assert {k: v for k, v in plan.provenance.items() if k != "device"} == {
         k: v for k, v in same.provenance.items() if k != "device"
     }
-    measured = {str(asked.device): _values(asked) for asked in watch.asked}
-    assert measured == {name: _values(resolve(dataclasses.replace(SNAKE, device=name))) for name in ("cpu", "cuda:0")}
+
+
+def test_both_devices_are_measured_at_the_work_of_the_gpu() -> None:
+    """A small network, which recipes choose for a CPU, would make a CPU learn from more samples than a GPU from a large one."""
+    watch = Stopwatch(cpu=1.0, cuda=2.0)
+    decide(SNAKE, watch)
+    on_gpu, on_cpu = watch.asked
+    wanted, machine = (resolve(dataclasses.replace(SNAKE, device=name)) for name in ("cuda:0", "cpu"))
+    assert _values(on_gpu) == _values(wanted)
+    assert (on_cpu.algo_config, on_cpu.num_envs, on_cpu.rules) == (wanted.algo_config, wanted.num_envs, wanted.rules)
+    assert on_cpu.algo_config != machine.algo_config
+    for name in ("device", "precision", "compile", "graph", "threads"):
+        assert getattr(on_cpu, name) == getattr(machine, name), name
+
+
+def test_a_gpu_that_will_be_compiled_plays_many_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(device_choice, "_seconds_each", lambda _, size, __: (sizes.append(size), 1.0)[1])
+    for compiled in (True, False):
+        plan = dataclasses.replace(small_plan(num_envs=10, batch_size=40), compile=compiled, graph=True)
+        samples_per_second(plan)
+    assert sizes == [65_536, 40, 10, 40]
 
 
 def test_without_a_gpu_nothing_is_measured(gpus: Callable[[int], None]) -> None:

@@ -1,8 +1,8 @@
 """Choose the device of a run: where there is a GPU, time playing and learning briefly on it and on the CPU.
 
-The measurement uses the run's own game and network at the run's own sizes: one step of all games, and forward and backward
-of a batch. Neither side is compiled, which would take longer than the choice saves; on the GPU each is one CUDA graph, as in
-training. The rest of a learner's work (replay, returns, optimizer) is left out on both sides.
+The measurement uses the game, network and sizes that the run would have on the GPU: one step of all games, and forward and
+backward of a batch. Neither side is compiled, which would take longer than the choice saves; on the GPU each is one CUDA graph,
+as in training. The rest of a learner's work (replay, returns, optimizer) is left out on both sides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Workload = Callable[[int], Callable[[], None]]  # from a number of games or samp
 _SECONDS = 1.0  # limit of each of the four measurements, approximately
 _FIRST, _GROWTH = 16, 4  # games or samples in the first round, and the factor for each next round
 _ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
-_VERSION = 1  # of the measurement: figures of different versions are not comparable
+_MANY_GAMES = 65_536  # that a GPU plays in the measurement, at least, if training is compiled
+_VERSION = 2  # of the measurement: figures of different versions are not comparable
 _CACHED = 200  # figures in the cache file
 _DECISIVE = (
     "env",
@@ -71,12 +72,23 @@ def decide(settings: Settings, measure: Measure | None = None) -> Plan:
     except UserError:  # CUDA graphs and TF32 need one
         return _on(gpu, settings, "the requested settings need a CUDA device")
     try:
-        speed, on_cpu_speed = _speeds((plan, on_cpu), measure or samples_per_second)
+        speed, on_cpu_speed = _speeds((plan, _moved(plan, on_cpu)), measure or samples_per_second)
     except Exception as error:  # training will manage without, or report it better
         reason = f"the devices could not be measured ({fast.first_line(error)}); a GPU is usually faster"
         return _on(gpu, settings, reason)
     figures = f"measured before compilation: cpu {quantity(on_cpu_speed)}, {gpu} {quantity(speed)} samples/s"
     return _on("cpu" if on_cpu_speed > speed else gpu, settings, figures)
+
+
+def _moved(plan: Plan, on_cpu: Plan) -> Plan:
+    """Return the work of a GPU's plan as the CPU would do it.
+
+    What recipes choose for a CPU, a small network for instance, is less work for a sample: it would win by that alone.
+    """
+    machine = {
+        name: getattr(on_cpu, name) for name in ("device", "hardware", "precision", "compile", "graph", "threads")
+    }
+    return dataclasses.replace(plan, **machine)
 
 
 def _on(device: str, settings: Settings, reason: str) -> Plan:
@@ -168,7 +180,10 @@ def decisive(plan: Plan) -> list[Any]:
 def samples_per_second(plan: Plan) -> float:
     """Return how many samples per second the plan learns from, playing included, without compilation."""
     play, learn = workloads(plan)
-    played, learned = _seconds_each(play, plan.num_envs, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
+    # Uncompiled, a GPU launches hundreds of kernels for a step. Many games keep launches from deciding, which training with
+    # compiled kernels has few of.
+    games = max(plan.num_envs, _MANY_GAMES) if plan.compile and plan.graph else plan.num_envs
+    played, learned = _seconds_each(play, games, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
     return 1 / (played / samples_per_step(plan) + learned)
 
 
