@@ -36,7 +36,7 @@ def train(seed: int, episodes: int, options: list[str]) -> dict[str, Any]:
         result = json.loads(done.stdout.strip().splitlines()[-1])
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     points = [record for record in map(json.loads, lines) if "score" in record]
-    points = points[:: -(-len(points) // 20)]
+    points = points[:: max(1, -(-len(points) // 20))]
     curve = [{name: point[name] for name in _CURVE if name in point} for point in points]
     return run | {name: result.get(name) for name in _RECORDED} | {"curve": curve}
 
@@ -52,7 +52,9 @@ def main() -> None:
     if arguments.out and arguments.out.exists():
         record = json.loads(arguments.out.read_text())
     for seed in map(int, arguments.seeds.split(",")):
-        if any(run["seed"] == seed and "error" not in run for run in record["runs"]):
+        if any(
+            run["seed"] == seed and run["options"] == arguments.options and "error" not in run for run in record["runs"]
+        ):
             continue
         record["runs"].append(train(seed, arguments.episodes, arguments.options))
         if arguments.out:

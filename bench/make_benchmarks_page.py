@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAULTS = (
     "What agents learn",
-    "Gymnasium environments by the bare command",
+    "Gymnasium environments with default settings",
     "Speed of games and learners",
     "Beside other libraries",
     "Replay",
@@ -551,7 +551,7 @@ def kernels(file: Record) -> Iterator[Row]:
         largest = max(case["kernels"], key=lambda kernel: kernel["ms"])
         iteration = 1000 * case["env_steps"] / case["env_steps_per_second"]
         share = f"{iteration:.3g} ms an iteration, the most expensive kernel {100 * largest['ms'] / case['kernels_ms']:.0f} %"
-        yield Row(SPEED, f"Traced: {name}", f"{quantity(case['env_steps_per_second'])} steps/s ({share})")
+        yield Row(SPEED, f"Traced: {name}", f"{quantity(case['env_steps_per_second'])} steps/s ({share})", case)
 
 
 def hindsight(file: Record) -> Iterator[Row]:
@@ -577,7 +577,8 @@ def growth(file: Record) -> Iterator[Row]:
         xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"]["high"]) for row in line)
         what = f"Growth with {part}: {curve[0].upper()}{curve[1:]}, {', '.join(xs)} {units[part]}"
         kind = "samples" if part == "capacity" else "env-steps"
-        yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s", {"commit": line[0]["commit"]})
+        commits = dict.fromkeys(row["commit"] for row in line)
+        yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s", {"commit": ", ".join(commits)})
 
 
 def inference(file: Record) -> Iterator[Row]:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from plain_conv import check
 
-from redline.algos import fused_conv, networks, rectified, triton_use
+from redline.algos import fused_conv, networks, rectified
 from redline.core.records import Spec
+from redline.engine import triton_use
 
 SPEC = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
 
@@ -55,7 +56,7 @@ def test_plain_operations_take_over_where_triton_fails(
     monkeypatch.setitem(sys.modules, "redline.algos.conv_kernels", None)  # an ImportError
     check((5, 3, 7, 6), 20, padding, norm, torch.uint8, torch.bfloat16, "cpu", tolerance=0.1)
     (message,) = messages
-    assert message.startswith("Running convolutions without their kernel: Triton could not build it (")
+    assert message.startswith("Running convolutions without their kernel, which failed (")
 
 
 def test_gradients_of_a_relu_without_triton() -> None:
@@ -71,16 +72,28 @@ def test_operations_are_described_to_the_compiler_as_they_are() -> None:
     torch.library.opcheck(rectified.relu_gradient, (torch.randn(5, 6), torch.randn(5, 6)))
 
 
+@pytest.mark.parametrize("planes", [3, 8])  # with and without padding of the weights
+def test_the_convolution_is_described_to_the_compiler_as_it_is(monkeypatch: pytest.MonkeyPatch, planes: int) -> None:
+    monkeypatch.setattr(triton_use, "_broken", {"convolutions"})
+    obs, scale = torch.ones(2, planes, 5, 5), torch.ones(planes)
+    weight, bias = torch.randn(16, -(-9 * planes // 8) * 8), torch.randn(16)
+    torch.library.opcheck(fused_conv._forward, (obs, scale, weight, bias, 1, True))
+    gradient = torch.randn(2, 5, 5, 16)
+    torch.library.opcheck(fused_conv._gradient, (gradient, obs, scale, weight, bias, 1, False))
+
+
 INTERPRETED = """
 import torch
 from plain_conv import check
-from redline.algos import fused_conv, rectified, triton_use
+from redline.algos import fused_conv, rectified
+from redline.engine import triton_use
 fused_conv._TILE, fused_conv._PROGRAMS, rectified._PROGRAMS, triton_use._ready = 16, 5, 3, True
 for shape, outputs, padding, norm, dtype in (
     ((3, 3, 10, 10), 64, 1, False, torch.uint8),
     ((2, 3, 10, 10), 16, 0, True, torch.uint8),
     ((1, 1, 4, 5), 20, 1, True, torch.float32),
     ((2, 11, 5, 5), 32, 0, False, torch.int16),
+    ((2, 8, 4, 4), 16, 1, True, torch.uint8),
 ):
     check(shape, outputs, padding, norm, dtype, torch.float16, "cpu")
 for shape in ((70, 64), (3, 5, 6, 20), (9, 512), (1, 16)):

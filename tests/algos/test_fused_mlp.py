@@ -13,8 +13,9 @@ import pytest
 import torch
 from plain_mlp import check
 
-from redline.algos import fused_mlp, networks, triton_use
+from redline.algos import fused_mlp, networks
 from redline.core.records import Spec
+from redline.engine import triton_use
 
 GPU = torch.device("cuda")
 SPEC = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
@@ -90,9 +91,7 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(triton_use, "_broken", set())
     monkeypatch.setattr(triton_use, "_notify", messages.append)
     check(70, 300, (64, 48, 8), torch.uint8, torch.bfloat16, norm, "cpu")
-    assert messages == [
-        "Running MLPs without their kernel: Triton could not build it (RuntimeError: Failed to find C compiler.)."
-    ]
+    assert messages == ["Running MLPs without their kernel, which failed (RuntimeError: Failed to find C compiler.)."]
 
 
 def test_layers_that_do_more_than_multiply_are_not_fused() -> None:
@@ -115,7 +114,7 @@ for rows, inputs, widths, dtype, norm in (
     (130, 20, (272, 32, 4), torch.uint8, False),
 ):
     check(rows, inputs, widths, dtype, torch.float16, norm, "cpu")
-from redline.algos import triton_use
+from redline.engine import triton_use
 assert not triton_use._broken
 """
 

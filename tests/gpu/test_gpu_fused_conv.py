@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from plain_conv import check
 from plain_mlp import close
 
-from redline.algos import fused_conv, networks, rectified, triton_use
+from redline.algos import fused_conv, networks, rectified
 from redline.core.records import Spec
+from redline.engine import triton_use
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +28,7 @@ def _prepared() -> None:
 @settings(max_examples=10, deadline=None)
 @given(
     boards=st.integers(1, 300),
-    planes=st.sampled_from([1, 3, 4, 11]),
+    planes=st.sampled_from([1, 3, 4, 8, 11]),
     sides=st.sampled_from([(10, 10), (5, 7), (14, 7), (3, 3)]),
     outputs=st.sampled_from([16, 20, 64, 128]),
     padding=st.sampled_from([0, 1]),

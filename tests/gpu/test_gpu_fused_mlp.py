@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_mlp import check, close, make_layers
 
-from redline.algos import fused_mlp, networks, triton_use
+from redline.algos import fused_mlp, networks
 from redline.algos.metrics import batch_mean
 from redline.core.records import Spec
+from redline.engine import triton_use
 
 pytestmark = pytest.mark.gpu
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.core import random
+from redline.engine import triton_use
 from redline.envs import batch, make_rules
 from redline.envs.batch import Rules, env_keys
 from redline.replay import device, planes
@@ -48,7 +49,7 @@ def suited(rules: Rules, messages: list[str]) -> bool:
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay makes observations from stored fields on the CPU, too, by plain operations."""
     monkeypatch.setattr(device, "suits", lambda *_: True)
-    monkeypatch.setattr(planes, "_broken", True)
+    monkeypatch.setattr(triton_use, "_broken", {"observations from replay"})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
 
     messages: list[str] = []
     monkeypatch.setattr(planes, "_launch", fail)
-    monkeypatch.setattr(planes, "_broken", False)
+    monkeypatch.setattr(triton_use, "_broken", set())
     monkeypatch.setattr(planes, "_notify", messages.append)
     board = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=torch.uint8).view(torch.int32)
     cells = torch.tensor([0, -1], dtype=torch.int16), torch.tensor([3, 2], dtype=torch.int16)
@@ -126,7 +127,7 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
             [[1, 2, 3, 4], [1, 0, 0, 0], [0, 0, 0, 1]],
         ]
     assert messages == [
-        "Making observations from replay without their kernel: Triton failed (RuntimeError: Failed to find C compiler.)."
+        "Running observations from replay without their kernel, which failed (RuntimeError: Failed to find C compiler.)."
     ]
 
 

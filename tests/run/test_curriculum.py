@@ -166,6 +166,8 @@ def settings(path: Path, phases: list[dict[str, Any]], **changes: Any) -> Settin
         "num_envs": 16,
         "batch_size": 16,
         "replay_capacity": 480,
+        "n_step": 1,
+        "backplay": 0.0,
         "steps": 640,
         "device": "cpu",
         "compile": False,

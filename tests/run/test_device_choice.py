@@ -109,9 +109,11 @@ def test_a_gpu_that_will_be_compiled_plays_many_games(monkeypatch: pytest.Monkey
     sizes: list[int] = []
     monkeypatch.setattr(device_choice, "_seconds_each", lambda _, size, __: (sizes.append(size), 1.0)[1])
     for compiled in (True, False):
-        plan = dataclasses.replace(small_plan(num_envs=10, batch_size=40), compile=compiled, graph=True)
-        samples_per_second(plan)
-    assert sizes == [65_536, 40, 10, 40]
+        for requested in (None, 10):
+            plan = dataclasses.replace(small_plan(num_envs=requested, batch_size=40), compile=compiled, graph=True)
+            samples_per_second(plan)
+    chosen = small_plan(num_envs=None).num_envs
+    assert sizes == [65_536, 40, 10, 40, chosen, 40, 10, 40]
 
 
 def test_without_a_gpu_nothing_is_measured(gpus: Callable[[int], None]) -> None:

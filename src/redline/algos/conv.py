@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from redline.algos import fused_conv, rectified
 from redline.algos.dense import activate, precision, round_up
-from redline.algos.triton_use import HALF
+from redline.engine.triton_use import HALF
 
 # Up to this many cells of a board, and inputs of a neighbourhood, a matrix product is faster than a convolution.
 _MAX_CELLS, _MAX_NEIGHBOURHOOD = 1024, 128
@@ -63,7 +63,7 @@ class Conv(nn.Module):
     def from_observations(self, obs: Tensor, scale: Tensor, norm: bool) -> Tensor:
         """Return the ReLU of the convolution of obs * scale, after layer normalisation if `norm`, from one kernel."""
         assert self.product is not None
-        scale, half = scale.expand(obs.shape[1], 1, 1).flatten(), precision(obs)
+        scale, half = scale.flatten(), precision(obs)
         return fused_conv.board_conv(obs, scale, self.product.weight, self.product.bias, self.padding, norm, half)
 
     def as_im2col(self, x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from redline.algos import rectified
 from redline.algos.fused_mlp import Layers
-from redline.algos.triton_use import HALF
 from redline.core.records import Spec
+from redline.engine.triton_use import HALF
 
 
 class Scale(nn.Module):

@@ -130,6 +130,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "huber": 1.0,
         "munchausen": True,
         "double": False,
+        "dueling": False,
         "layer_norm": True,
         "n_step": 3,
     },

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn import grad
 
-from redline.algos.triton_use import HALF, INPUTS, attempt, power_of_two, ready, sum_rows
+from redline.algos.rectified import sum_rows
+from redline.engine.triton_use import HALF, INPUTS, attempt, power_of_two, ready
 
 MAX_OUTPUTS = 128  # channels; their sums stay in registers
 _TILE = 128  # output cells of a block
@@ -88,7 +89,8 @@ def _gradient(
         sum_rows(partial, total)
 
     if attempt(_WHAT, launch):
-        return F.pad(total[:columns, :outputs].t(), (0, weight.shape[1] - columns)), total[columns, :outputs].clone()
+        for_weight = F.pad(total[:columns, :outputs].t(), (0, weight.shape[1] - columns)).contiguous()
+        return for_weight, total[columns, :outputs].clone()
     return _plain_gradient(gradient, obs, scale, weight, bias, padding, norm)
 
 
@@ -128,7 +130,8 @@ def _plain(obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: in
     """Return what `board_conv` returns."""
     boards, filters = _boards_and_filters(obs, scale, weight)
     out = F.conv2d(boards, filters, bias, padding=padding).permute(0, 2, 3, 1)
-    return F.relu(F.layer_norm(out, out.shape[-1:]) if norm else out).contiguous()
+    out = F.relu(F.layer_norm(out, out.shape[-1:]) if norm else out)
+    return out.to(weight.dtype).contiguous()  # autocast normalises in float32
 
 
 def _plain_gradient(

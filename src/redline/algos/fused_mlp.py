@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.algos.triton_use import HALF, INPUTS, attempt, power_of_two, ready
+from redline.engine.triton_use import HALF, INPUTS, attempt, power_of_two, ready
 
 MAX_WIDTH = 256  # units of the first hidden layer whose outputs stay in registers
 MAX_WIDE = 1024  # units of the hidden layers of networks that run layer by layer, but for their gradients

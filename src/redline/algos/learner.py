@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from redline.algos import triton_use
 from redline.algos.network_config import NetworkConfig
 from redline.algos.optimizer import Optimizer
 from redline.core import faults, random
 from redline.core.errors import UserError
 from redline.core.records import PolicyInput, Spec, Transition
+from redline.engine import triton_use
 from redline.engine.out_of_memory import free_caches, is_out_of_memory
 from redline.engine.runtime import Runtime
 from redline.engine.stages import Stages

@@ -58,6 +58,7 @@ _WRAPPED_DQN: Table = {
     "huber": Setting(1_000.0, "squared errors: a limited one would make little of a rare loss"),
     "backplay": Setting(0.8, "practises rare losses more often"),
     "hidden": _WRAPPED_PPO["hidden"],
+    "dueling": Setting(by_device(gpu=True), "in bfloat16, values of 60 would hide small differences between moves"),
     "num_envs": Setting(by_device(cpu=512), "learning takes most of the time: two samples for each step played"),
     "batch_size": Setting(by_device(cpu=1_024), "two samples for each step played"),
 }
@@ -70,6 +71,7 @@ _PPO_MEDIUM_CPU: Table = {
     "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "twice as wide, half as many games"),
     "rollout_steps": Setting(32, "frequent updates: a few minutes allow hundreds of rollouts only"),
     "learning_rate": Setting(1.5e-3, "there is no time for small steps"),
+    "curriculum": Setting(False, "in a few minutes, backplay alone is enough to practise with long snakes"),
 }
 
 # PPO on a large GPU, on boards of up to 12x12: 99.2 % to 99.6 % of 10x10 boards were filled after four minutes on an
@@ -100,10 +102,9 @@ _DQN_CONVOLUTIONAL: Table = {
     ),
     "learning_rate": Setting(3e-4, "half of PPO's, whose batches are four times as large"),
     "epsilon_steps": Setting(10_000_000, "about ten seconds of play"),
-    "distribution": Setting("categorical", "filled 91 % of boards when Huber's loss filled 75 %"),
+    "distribution": Setting("categorical", "filled 91 % of boards when Huber's loss filled 75 %, one run each"),
     "atoms": Setting(101, "about one for each food"),
-    "minutes": Setting(8.0, "replay learns more slowly than PPO; the whole command then takes less than ten minutes"),
-    "dueling": Setting(True, "in bfloat16, values of 60 would hide small differences between moves"),
+    "minutes": Setting(8.0, "replay learns more slowly than PPO; with compilation and evaluation about ten"),
 }
 
 
@@ -121,12 +122,14 @@ def settings(request: Request) -> dict[str, Setting]:
         rows |= _WRAPPED_LARGE_GPU if large else _WRAPPED_GPU
     if request.on_gpu and request.algo == "ppo":
         rows |= _PPO_CONVOLUTIONAL if large and side <= _MEDIUM else _PPO_MLP
+    if request.algo == "dqn":
+        rows |= {"v_max": Setting(_highest_return(request), "every food and the win, for distributions of values")}
     if request.algo == "dqn" and side <= _SMALL:
         rows |= {"env.mirror": _UNMIRRORED}
     if request.algo == "dqn" and request.algo_options.get("distribution") == "quantile":
         del rows["huber"]  # there it is a scale of quantiles, not a limit of errors
     if large and request.algo == "dqn" and side <= _MEDIUM:
-        rows |= _DQN_CONVOLUTIONAL | {"v_max": Setting(_highest_return(request), "every food and the win")}
+        rows |= _DQN_CONVOLUTIONAL
     return rows | _PPO_MEDIUM_CPU if medium_cpu else rows
 
 
@@ -139,10 +142,8 @@ def _highest_return(request: Request) -> float:
 def curriculum(config: Any) -> tuple[Phase, ...]:
     """Start with snakes of any length where the agent sees the whole board: it learns to win before it learns to grow.
 
-    Without this, some runs never fill a board and settle for nearly. Not where views are unmirrored, on medium
-    boards on a CPU: in the few minutes there, backplay alone is enough to practise with long snakes.
+    Without this, some runs never fill a board and settle for nearly.
     """
-    small = max(config.width, config.height) <= _SMALL
-    if config.view != "wrapped" or not (config.mirror or small):
+    if config.view != "wrapped":
         return ()
     return (Phase("long", 0.0, 0.5, {"long_start": config.cells - 2}),)

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from redline.engine.fast import first_line
-from redline.engine.out_of_memory import is_out_of_memory
+from redline.engine.triton_use import attempt
 from redline.envs.batch import Rules
 
 # The fastest of twenty choices on an H200, for boards of 25 words and 131,072 observations:
 _LARGEST_TILE = 256  # words of each plane that a program writes, or the words of one plane
 _LAUNCH = {"num_warps": 4}
 
-_broken = False  # Triton could not build the kernel
+_WHAT = "observations from replay"
 _notify: Callable[[str], None] = print
 
 
@@ -51,7 +50,12 @@ def suits(rules: Rules, tables: Mapping[str, Tensor], notify: Callable[[str], No
     """Return whether observations of these stored fields can be made by the kernel; `notify` if only Triton is missing."""
     global _notify
     spec, names = rules.game.spec(rules.config), plane_fields(rules)
-    if not names or spec.masked or next(iter(tables.values())).device.type != "cuda":
+    if (
+        not names
+        or spec.masked
+        or spec.obs_dtype.is_floating_point
+        or next(iter(tables.values())).device.type != "cuda"
+    ):
         return False
     _notify = notify
     _, height, width = spec.obs_shape
@@ -70,17 +74,9 @@ def _observe(
     board: Tensor, first: Tensor, second: Tensor, index: Tensor, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
     """Return planes (M, *shape): board (entries, W) int32 at index (M,), and ones at cells `first` and `second` (entries,)."""
-    global _broken
-    if not _broken:
-        planes = _empty(board, first, second, index, shape, dtype)
-        try:
-            _launch(board, first, second, index, planes)
-            return planes  # type: ignore[no-any-return]
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            _broken = True
-            _notify(f"Making observations from replay without their kernel: Triton failed ({first_line(error)}).")
+    planes = _empty(board, first, second, index, shape, dtype)
+    if attempt(_WHAT, lambda: _launch(board, first, second, index, planes), _notify):
+        return planes  # type: ignore[no-any-return]
     return _plain(board, first, second, index, shape, dtype)
 
 

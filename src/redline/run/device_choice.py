@@ -1,8 +1,9 @@
 """Choose the device of a run: where there is a GPU, time playing and learning briefly on it and on the CPU.
 
-The measurement uses the game, network and sizes that the run would have on the GPU: one step of all games, and forward and
-backward of a batch. Neither side is compiled, which would take longer than the choice saves; on the GPU each is one CUDA graph,
-as in training. The rest of a learner's work (replay, returns, optimizer) is left out on both sides.
+The measurement uses the game, network and sizes that the run would have on the GPU, with more games where training will be
+compiled: one step of all games, and forward and backward of a batch. Neither side is compiled, which would take longer than the
+choice saves; on the GPU each is one CUDA graph, as in training. The rest of a learner's work (replay, returns, optimizer) is
+left out on both sides.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SECONDS = 1.0  # limit of each of the four measurements, approximately
 _FIRST, _GROWTH = 16, 4  # games or samples in the first round, and the factor for each next round
 _ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
 _MANY_GAMES = 65_536  # that a GPU plays in the measurement, at least, if training is compiled
-_VERSION = 2  # of the measurement: figures of different versions are not comparable
+_VERSION = 3  # of the measurement: figures of different versions are not comparable
 _CACHED = 200  # figures in the cache file
 _DECISIVE = (
     "env",
@@ -46,6 +47,7 @@ _DECISIVE = (
     "num_envs",
     "accumulate",
     "precision",
+    "compile",
     "graph",
     "time_limit",
     "rules_version",
@@ -180,9 +182,10 @@ def decisive(plan: Plan) -> list[Any]:
 def samples_per_second(plan: Plan) -> float:
     """Return how many samples per second the plan learns from, playing included, without compilation."""
     play, learn = workloads(plan)
-    # Uncompiled, a GPU launches hundreds of kernels for a step. Many games keep launches from deciding, which training with
-    # compiled kernels has few of.
-    games = max(plan.num_envs, _MANY_GAMES) if plan.compile and plan.graph else plan.num_envs
+    # Uncompiled, a GPU launches hundreds of kernels for a step of a game. Many games keep launches from deciding, which
+    # training with compiled kernels has few of.
+    few = plan.settings.num_envs is not None or plan.rules.game.ON_CPU or not (plan.compile and plan.graph)
+    games = plan.num_envs if few else max(plan.num_envs, _MANY_GAMES)
     played, learned = _seconds_each(play, games, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
     return 1 / (played / samples_per_step(plan) + learned)
 

@@ -130,7 +130,9 @@ class Session:
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
         # Torch 2.11 tries for seconds, at every start, and then fails to combine the kernels of a game whose options change.
-        options = dataclasses.replace(plan.recipe.compiler, combine=not plan.curriculum)
+        options = dataclasses.replace(
+            plan.recipe.compiler, combine=plan.recipe.compiler.combine and not plan.curriculum
+        )
         return fast.Compiler(
             plan.compile,
             self.notify,
