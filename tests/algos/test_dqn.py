@@ -687,6 +687,7 @@ def trained(seed: int) -> dict[str, Tensor]:
         env="snake",
         num_envs=8,
         batch_size=16,
+        n_step=1,
         replay_capacity=2000,
         seed=seed,
         device="cpu",

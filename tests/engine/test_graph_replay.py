@@ -77,7 +77,14 @@ def recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_of(algo: str, graph: bool) -> Plan:
     options = {
-        "dqn": {"hidden": (8,), "learning_starts": 32, "batch_size": 8, "replay_capacity": 8 * 64, "noisy": True},
+        "dqn": {
+            "hidden": (8,),
+            "learning_starts": 32,
+            "batch_size": 8,
+            "n_step": 1,
+            "replay_capacity": 8 * 64,
+            "noisy": True,
+        },
         "ppo": {"hidden": (8,), "rollout_steps": 2},
         "pqn": {"hidden": (8,), "rollout_steps": 2},
     }[algo]
