@@ -53,7 +53,8 @@ def main() -> None:
         record = json.loads(arguments.out.read_text())
     for seed in map(int, arguments.seeds.split(",")):
         if any(
-            run["seed"] == seed and run["options"] == arguments.options and "error" not in run for run in record["runs"]
+            run["seed"] == seed and run.get("options", []) == arguments.options and "error" not in run
+            for run in record["runs"]
         ):
             continue
         record["runs"].append(train(seed, arguments.episodes, arguments.options))

@@ -9,8 +9,8 @@ environments that only a CPU can step. A recipe adds to these what suits one env
     curriculum(config) -> tuple[Phase, ...]              environment options that change as training progresses
     COMPILER: CompilerOptions                            how to compile the game
 
-Names of settings: `num_envs`, `backplay`, `inference`, `curriculum` and `minutes` are the run's, `env.NAME` is an option
-of the environment, and any other name is an option of the algorithm (`request.algo`).
+Names of settings: `num_envs`, `backplay`, `inference` and `minutes` are the run's, `env.NAME` is an option of the
+environment, and any other name is an option of the algorithm (`request.algo`).
 
 Recipes are found in this order:
 

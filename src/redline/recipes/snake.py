@@ -53,14 +53,10 @@ _WRAPPED_DQN: Table = {
     "n_step": Setting(10, "a full board is hundreds of moves away: its value comes back ten moves at a time"),
     "epsilon_high": _WRAPPED_PQN["epsilon_high"],
     "epsilon_low": Setting(5e-5, "most games must last until the board is nearly full"),
-    "epsilon_steps": Setting(by_device(cpu=300_000), "a minute or two of play on one core"),
     "learning_rate_end": Setting(2e-5, _POLISH),
     "huber": Setting(1_000.0, "squared errors: a limited one would make little of a rare loss"),
     "backplay": Setting(0.8, "practises rare losses more often"),
-    "hidden": _WRAPPED_PPO["hidden"],
-    "dueling": Setting(by_device(gpu=True), "in bfloat16, values of 60 would hide small differences between moves"),
-    "num_envs": Setting(by_device(cpu=512), "learning takes most of the time: two samples for each step played"),
-    "batch_size": Setting(by_device(cpu=1_024), "two samples for each step played"),
+    "dueling": Setting(True, "in bfloat16, values of 60 would hide small differences between moves"),
 }
 
 # PPO on a CPU, on boards of 8x8 to 12x12.
@@ -71,7 +67,6 @@ _PPO_MEDIUM_CPU: Table = {
     "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "twice as wide, half as many games"),
     "rollout_steps": Setting(32, "frequent updates: a few minutes allow hundreds of rollouts only"),
     "learning_rate": Setting(1.5e-3, "there is no time for small steps"),
-    "curriculum": Setting(False, "in a few minutes, backplay alone is enough to practise with long snakes"),
 }
 
 # PPO on a large GPU, on boards of up to 12x12: 99.2 % to 99.6 % of 10x10 boards were filled after four minutes on an
@@ -117,17 +112,16 @@ def settings(request: Request) -> dict[str, Setting]:
     if view != "wrapped":
         return dict(_CENTRED) if view == "centred" else {}
     large = request.hardware.tier == "gpu-large"
-    rows = _WRAPPED | {"dqn": _WRAPPED_DQN, "ppo": _WRAPPED_PPO, "pqn": _WRAPPED_PQN}.get(request.algo, {})
+    rows = _WRAPPED | {"ppo": _WRAPPED_PPO, "pqn": _WRAPPED_PQN}.get(request.algo, {})
+    if request.on_gpu and request.algo == "dqn":
+        rows |= _WRAPPED_DQN
+        rows |= {"v_max": Setting(_highest_return(request), "every food and the win, for distributions of values")}
+        if request.algo_options.get("distribution") == "quantile":
+            del rows["huber"]  # there it is a scale of quantiles, not a limit of errors
     if request.on_gpu and request.algo in ("dqn", "ppo", "pqn"):
         rows |= _WRAPPED_LARGE_GPU if large else _WRAPPED_GPU
     if request.on_gpu and request.algo == "ppo":
         rows |= _PPO_CONVOLUTIONAL if large and side <= _MEDIUM else _PPO_MLP
-    if request.algo == "dqn":
-        rows |= {"v_max": Setting(_highest_return(request), "every food and the win, for distributions of values")}
-    if request.algo == "dqn" and side <= _SMALL:
-        rows |= {"env.mirror": _UNMIRRORED}
-    if request.algo == "dqn" and request.algo_options.get("distribution") == "quantile":
-        del rows["huber"]  # there it is a scale of quantiles, not a limit of errors
     if large and request.algo == "dqn" and side <= _MEDIUM:
         rows |= _DQN_CONVOLUTIONAL
     return rows | _PPO_MEDIUM_CPU if medium_cpu else rows
@@ -142,8 +136,9 @@ def _highest_return(request: Request) -> float:
 def curriculum(config: Any) -> tuple[Phase, ...]:
     """Start with snakes of any length where the agent sees the whole board: it learns to win before it learns to grow.
 
-    Without this, some runs never fill a board and settle for nearly.
+    Without this, some runs never fill a board and settle for nearly. Not where views are unmirrored, which is so on medium
+    boards on a CPU: in the few minutes there, backplay alone is enough to practise with long snakes.
     """
-    if config.view != "wrapped":
+    if config.view != "wrapped" or not config.mirror:
         return ()
     return (Phase("long", 0.0, 0.5, {"long_start": config.cells - 2}),)

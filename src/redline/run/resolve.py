@@ -74,7 +74,7 @@ def resolve(settings: Settings) -> Plan:
         "actors": _choose_actors(settings, rules, machine, num_envs.value, run_dir),
     }
     chosen["inference"] = _choose_inference(settings, machine, chosen["actors"], recommended)
-    curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe, recommended)
+    curriculum, chosen["curriculum"] = _choose_curriculum(settings, rules, recipe)
     minutes = settings.minutes
     if settings.steps is None and settings.episodes is None and minutes is None:
         minutes = DEFAULT_MINUTES
@@ -293,9 +293,7 @@ def _choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> S
     return Setting(hardware.most_threads(machine.cores), "one per core, no more than OMP_NUM_THREADS", HARDWARE)
 
 
-def _choose_curriculum(
-    settings: Settings, rules: Rules, recipe: Recipe, recommended: Mapping[str, Setting]
-) -> tuple[Curriculum | None, Setting]:
+def _choose_curriculum(settings: Settings, rules: Rules, recipe: Recipe) -> tuple[Curriculum | None, Setting]:
     requested = Setting(settings.curriculum is not False, "", REQUESTED)
     if settings.curriculum_file is not None:
         if rules.game.ON_CPU:
@@ -305,9 +303,6 @@ def _choose_curriculum(
         return Curriculum(read_phases(settings.curriculum_file), rules), requested
     if settings.curriculum is False:
         return None, requested
-    advice = recommended.get("curriculum")
-    if settings.curriculum is None and advice is not None and not advice.value:
-        return None, advice
     phases = phases_of(recipe.curriculum(rules.config), without=settings.env_options)
     source = f"recipe {recipe.name}" if recipe.name else "default"
     if not phases:
