@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from redline.engine.fast import Graph
 from redline.run import plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -16,6 +18,7 @@ from redline.run.settings import Settings
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
+LEARNS = ["compute_targets", "shuffle", "loss", "apply"]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
@@ -48,35 +51,55 @@ def test_compiled_functions_are_read_from_disk(algo: str, tmp_path: Path, monkey
         torch.testing.assert_close(models[1][name], x, rtol=1e-2, atol=1e-3, msg=f"{name} differs")
 
 
-def test_two_processes_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process compiles the functions that learn; this one finds them and captures its graph as always."""
-    from torch._dynamo.utils import counters
-
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A plan that several processes may compile and none has."""
     monkeypatch.setattr(plan, "_CORES_TO_SHARE", 1)
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    options: dict[str, Any] = {"hidden": (32, 32), "rollout_steps": 8}
-    settings = Settings(
-        "snake",
-        "ppo",
-        num_envs=128,
-        batch_size=128,
-        device=DEVICE,
-        curriculum=False,
-        compile=True,
-        algo_options=options,
-    )
     torch.compiler.reset()
+    options: dict[str, Any] = {"hidden": (32, 32), "rollout_steps": 8}
+    sizes: dict[str, Any] = {"num_envs": 128, "batch_size": 128, "algo_options": options}
+    return Settings("snake", "ppo", device=DEVICE, curriculum=False, compile=True, **sizes)
+
+
+def test_two_processes_compile(cold: Settings) -> None:
+    """The other process compiles the functions that learn; this one finds them and captures its graph as always."""
+    from torch._dynamo.utils import counters
+
     counters.clear()
-    session = Session(resolve(settings), pytest.fail, may_overlap=True)
-    other = session._precompilation
-    assert other
+    session = Session(resolve(dataclasses.replace(cold, steps=1_000_000)), pytest.fail, may_overlap=True)
+    [other] = session._precompilations
     while session.iterations < 8:
         session.iterate(1)
     session.synchronize()
-    assert other._begun == ["compute_targets", "shuffle", "loss", "apply"]
+    assert other._begun == LEARNS
     found = counters["aot_autograd"]
     assert found["autograd_cache_miss"] == 1, "of the step, which this process compiles"
     assert found["autograd_cache_hit"] >= 3
     assert session.env_steps == 8 * 8 * 128
+    session.close()
+
+
+def test_a_run_learns_while_two_others_compile(cold: Settings) -> None:
+    """Eagerly and uncaptured, until everything comes from the disk; from then on by one captured graph."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    session = Session(resolve(cold), pytest.fail, may_overlap=True)
+    others = list(session._precompilations)
+    while session.compiling:
+        session.iterate(1)
+    assert [other._begun for other in others] == [LEARNS, ["step"]]
+    eager = session.iterations
+    assert session.updates > eager > 1, "one iteration at least was uncompiled, and one compiled"
+    session.iterate(8)
+    session.synchronize()
+    found = counters["aot_autograd"]
+    assert found["autograd_cache_miss"] == 0
+    assert found["autograd_cache_hit"] >= 4
+    assert isinstance(session._collect_and_learn, Graph)
+    assert session._collect_and_learn.graph
+    assert session.env_steps == (eager + 8) * 8 * 128
+    assert all(torch.isfinite(x).all() for x in session.tensors()["model"].values())
     session.close()

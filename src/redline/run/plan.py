@@ -64,22 +64,22 @@ class Plan:
 
     @property
     def learns_while_compiling(self) -> bool:
-        """Whether training may begin uncompiled, while another process compiles its functions.
+        """Whether training may begin uncompiled, while other processes compile its functions.
 
         Compiled and eager results differ by rounding, and the clock decides when the one takes over from the other: never
-        where runs must repeat. On a GPU both processes would take turns on the device.
+        where runs must repeat.
         """
         repeats = self.settings.steps is not None or self.settings.deterministic
-        return self.device.type == "cpu" and not repeats and self._compiles_anywhere
+        return not repeats and (self.shares_compilation or (self.device.type == "cpu" and self._compiles_anywhere))
 
     @property
     def shares_compilation(self) -> bool:
-        """Whether another process may compile the functions that learn, while this one compiles the step of the games.
+        """Whether several processes may compile the plan for a GPU: the step of the games in one, what learns in another.
 
-        Learning starts once everything is compiled, with the same code. Modes that time kernels do so undisturbed.
+        Modes that time kernels do so undisturbed.
         """
         undisturbed = self.hardware.cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
-        # The other process does not set torch's switch for deterministic operations, which is part of its keys.
+        # Other processes do not set torch's switch for deterministic operations, which is part of their keys.
         same = not self.settings.deterministic
         return self.device.type == "cuda" and undisturbed and same and self._compiles_anywhere
 

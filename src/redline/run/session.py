@@ -17,7 +17,7 @@ from redline.core.faults import reach, spoil
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
-from redline.run.memory import check_memory, fits_twice
+from redline.run.memory import check_memory, fits_beside
 from redline.run.plan import Plan, share_of
 from redline.run.precompile import Precompilation
 
@@ -42,7 +42,7 @@ class Session:
     ) -> None:
         """notify: receives messages. report: receives a few words on what is compiled or captured now.
 
-        may_overlap: have another process compile, if the plan allows it: everything, while this one begins to play and
+        may_overlap: have other processes compile, if the plan allows it: everything, while this one begins to play and
         learn uncompiled, or a part.
         """
         self.plan, self.notify, self._report = plan, notify, report
@@ -57,7 +57,7 @@ class Session:
         if settings.interop_threads and (problem := hardware.set_interop_threads(settings.interop_threads)):
             notify(f"Running with {torch.get_num_interop_threads()} inter-op threads: {problem}.")
         overlaps, shares = plan.learns_while_compiling, plan.shares_compilation
-        if not (may_overlap and (overlaps or shares) and fits_twice(plan)):
+        if not (may_overlap and (overlaps or shares) and fits_beside(plan, 2 if overlaps and shares else 1)):
             overlaps = shares = False
         self.compiler = self._make_compiler()
         self.compiler.postponed = overlaps
@@ -115,17 +115,27 @@ class Session:
         )
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
         self._stage = _BETWEEN  # of the iteration
-        self._precompilation: Precompilation | None = None
         self._threads = torch.get_num_threads()
-        if shares:
-            self._precompilation = Precompilation(plan, notify, lambda _: None, skip=(self.collector.step.__name__,))
-        elif overlaps:
-            self._precompilation = Precompilation(plan, notify, report)
+        self._precompilations = self._precompile(overlaps, shares)
+        if overlaps and not shares:
             # Threads wait for each other at every operation: none should wait for the core that compiles.
             torch.set_num_threads(max(self._threads - 1, 1))
         self._eager_until = time.monotonic() + _EAGER_SECONDS
         self._eager_updates = -1  # updates when functions began to be compiled
         self._updates_before = 0  # those of the checkpoint it continues from
+
+    def _precompile(self, overlaps: bool, shares: bool) -> list[Precompilation]:
+        """Start the processes that compile: none, one for everything, or one for each part.
+
+        overlaps: this process compiles nothing meanwhile. shares: the step of the games is a part, what learns is another.
+        """
+        step = self.collector.step.__name__
+        learns = tuple(name for name in self.compiler.names if name != step)
+        skipped: list[tuple[str, ...]] = [(step,)] if shares else [()] if overlaps else []
+        if overlaps and shares:
+            skipped.append(learns)
+        report = self._report if overlaps else lambda _: None
+        return [Precompilation(self.plan, self.notify, report, skip) for skip in skipped]
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
@@ -144,33 +154,42 @@ class Session:
 
     def _before_compiling(self, name: str, number: int, count: int) -> None:
         self._report(f"{name}, function {number} of at most {count}")
-        if self._precompilation:
-            self._precompilation.wait_for(name)
+        for process in self._precompilations:
+            process.wait_for(name)
 
     @property
     def compiling(self) -> bool:
-        """Whether all updates so far were uncompiled, as another process compiles or has just done so."""
+        """Whether all updates so far were uncompiled, as other processes compile or have just done so."""
         return self.compiler.postponed or self.updates == self._eager_updates
 
     def _build(self) -> None:
         """Prepare the functions of an iteration; they compile and capture at their first calls."""
-        if not self.collector.on_device:  # its steps cannot be compiled or captured
-            # `start` may replace the collector
-            self._collect: Callable[[], None] = self._without_gradients(lambda: self.collector.step())
+        # `start` may replace a collector whose steps cannot be compiled
+        step = self.compiler(self.collector.step) if self.collector.on_device else lambda: self.collector.step()
+        self._collect: Callable[[], None] = self._without_gradients(step)
+        self._build_graphs()
+
+    def _build_graphs(self) -> None:
+        """Prepare what is captured of an iteration: all of it, if playing and learning can be."""
+        if not self.collector.on_device:
             self._collect_only: Callable[[], None] = self._play
             self._update: Callable[[], None] = self._graph(self.learner.update)
             self._collect_and_learn: Callable[[], None] = self._play_and_learn
             return
         self._update = self.learner.update
-        self._collect = self._without_gradients(self.compiler(self.collector.step))
-        self._collect_only = fast.Graph(self._play, self.plan.graph, self.notify, on_capture=self._report_capture)
+        self._collect_only = fast.Graph(self._play, self._captures, self.notify, on_capture=self._report_capture)
         # Gradients that travel through the host split the iteration: play is captured, learning is not.
         whole = self.plan.ranks.captures
         self._collect_and_learn = self._graph(self._play_and_learn) if whole else self._play_then_learn
 
+    @property
+    def _captures(self) -> bool:
+        """Whether functions are captured as CUDA graphs: not while they run uncompiled for want of compiled ones."""
+        return self.plan.graph and not self.compiler.postponed
+
     def _graph(self, function: Callable[[], None]) -> fast.Graph:
         """Return a function that learns, as a graph; where that does not fit into memory, batches are split."""
-        captured = self.plan.graph and self.plan.ranks.captures
+        captured = self._captures and self.plan.ranks.captures
         return fast.Graph(function, captured, self.notify, self.learner.split_batches, self._report_capture)
 
     def _report_capture(self) -> None:
@@ -243,24 +262,25 @@ class Session:
                 reach("warm_up")
                 self._collect_only()
             self._count_iteration()
-            if self._precompilation and self._precompilation.finished:
+            if self._precompilations and all(process.finished for process in self._precompilations):
                 self._read_compiled()
             if interrupted():
                 return
 
     def _read_compiled(self) -> None:
-        """End the other process; where functions were postponed, compile them from now on, but have one update before."""
+        """End the other processes; where functions were postponed, compile them from now on, but have one update before."""
         learned = self.updates > self._updates_before or time.monotonic() > self._eager_until
         if self.compiler.postponed and learned:
             torch.set_num_threads(self._threads)
             self.compiler.postponed, self._eager_updates = False, self.updates
+            self._build_graphs()
+            torch.cuda.empty_cache()  # compiled functions need other sizes; does nothing without a GPU
         if not self.compiler.postponed:
-            self._stop_precompilation()
+            self._stop_precompiling()
 
-    def _stop_precompilation(self) -> None:
-        if self._precompilation:
-            self._precompilation.close()
-            self._precompilation = None
+    def _stop_precompiling(self) -> None:
+        while self._precompilations:
+            self._precompilations.pop().close()
 
     def _count_iteration(self) -> None:
         self._stage = _BETWEEN
@@ -342,7 +362,7 @@ class Session:
     def close(self) -> None:
         """Release processes, threads and files. Nothing is called afterwards."""
         try:
-            self._stop_precompilation()
+            self._stop_precompiling()
             self.stop_playing()
         finally:
             self.learner.close()
