@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +12,7 @@ from plain_conv import check
 from redline.algos import fused_conv, networks, rectified
 from redline.core.records import Spec
 from redline.engine import triton_use
+from triton_interpreter import interpret, needs_triton
 
 SPEC = Spec((3, 10, 10), torch.uint8, (0.1, 1.0, 1.0), 99, 4, "points")
 
@@ -105,14 +103,6 @@ assert not triton_use._broken
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+@needs_triton
 def test_the_kernels_equal_plain_operations_by_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    interpret(INTERPRETED)

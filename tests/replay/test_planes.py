@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from redline.envs.batch import Rules, env_keys
 from redline.replay import device, planes
 from redline.replay.contract import ReplayRequest
 from redline.replay.device import DeviceReplay
+from triton_interpreter import interpret, needs_triton
 
 BOARDS = [(4, 4), (4, 5), (6, 6), (10, 10), (16, 16), (20, 20)]
 
@@ -145,14 +143,6 @@ for entries, count, board, dtype, cells in (
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+@needs_triton
 def test_the_kernel_equals_plain_operations_by_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    interpret(INTERPRETED)

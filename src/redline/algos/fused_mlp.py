@@ -155,12 +155,12 @@ def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[None, None, list[Tens
         first, second = rectified
     weight = sums_1.t() @ scaled
     if ctx.inputs < scaled.shape[1]:  # the 1 behind the observations makes the bias's gradient a column of the weight's
-        found = [F.pad(weight[:, : ctx.inputs], (0, scaled.shape[1] - ctx.inputs)), weight[:, ctx.inputs]]
+        of_parameters = [F.pad(weight[:, : ctx.inputs], (0, scaled.shape[1] - ctx.inputs)), weight[:, ctx.inputs]]
     else:
-        found = [weight, sums_1.sum(0)]
+        of_parameters = [weight, sums_1.sum(0)]
     for sums, inputs in ((sums_2, first), (gradient.to(first.dtype), second)):
-        found += [sums.t() @ inputs, sums.sum(0)]
-    return None, None, found, None
+        of_parameters += [sums.t() @ inputs, sums.sum(0)]
+    return None, None, of_parameters, None
 
 
 _forward_for_gradient.register_autograd(_gradients, setup_context=_save)

@@ -170,11 +170,11 @@ def backward_kernel(
     position = row[:, None] * outputs + action[None, :]
     given = tl.load(gradient + position, mask=inside, other=0.0).to(dtype)
     if norm:
-        wanted = given.to(tl.float32)
-        mean = tl.sum(wanted * tl.load(slopes + position, mask=inside, other=0.0), 1) / width_2
+        outer = given.to(tl.float32)
+        mean = tl.sum(outer * tl.load(slopes + position, mask=inside, other=0.0), 1) / width_2
         bias = tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)
         sums = tl.load(out + position, mask=inside, other=0.0) - bias[None, :]
-        product = tl.sum(tl.where(inside, wanted * sums, 0.0), 1) / width_2
+        product = tl.sum(tl.where(inside, outer * sums, 0.0), 1) / width_2
         inverse = tl.load(inverse_2 + row, mask=exists, other=0.0)
     total = tl.zeros((tile, block_1), dtype=tl.float32)
     for start in range(0, width_2, n_tile):

@@ -108,9 +108,9 @@ def _save_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _conv_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, out = ctx.saved_tensors
     gradient, sums = relu_gradient(gradient.permute(0, 2, 3, 1), out.permute(0, 2, 3, 1))
-    stride, padding, wanted = [ctx.stride] * 2, [ctx.padding] * 2, [ctx.needs_input_grad[0], True, False]
+    stride, padding, needed = [ctx.stride] * 2, [ctx.padding] * 2, [ctx.needs_input_grad[0], True, False]
     for_x, for_weight, _ = torch.ops.aten.convolution_backward(
-        gradient.permute(0, 3, 1, 2), x, weight, None, stride, padding, [1, 1], False, [0, 0], 1, wanted
+        gradient.permute(0, 3, 1, 2), x, weight, None, stride, padding, [1, 1], False, [0, 0], 1, needed
     )
     return for_x, for_weight, sums, None, None
 
