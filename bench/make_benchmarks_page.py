@@ -2,8 +2,9 @@
 
 Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out`,
 bench/tune.py, bench/precision.py and bench/soak.py are called bench-*, tune-*, precision-* and soak-*.json and share one
-each. A row takes its commit, date and hardware from the record it stands in, or from the file. `--check` writes nothing and
-fails if the page is out of date.
+each; those of bench/agents.py are called agents-*.json, and bench/plot_agents.py draws their curves. A row takes its commit,
+date and hardware from the record it stands in, or from the file. `--check` writes nothing and fails if the page is out of
+date.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAULTS = (
+AGENTS, LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAULTS = (
+    "Agents, several seeds each",
     "What agents learn",
     "Gymnasium environments with default settings",
     "Speed of games and learners",
@@ -32,6 +34,10 @@ LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAUL
     "Faults survived",
 )
 INTRODUCTION = {
+    AGENTS: "Made by `bench/agents.py`: each seed trains alone by the command given and plays held-out games greedily. The "
+    "interquartile mean over the seeds, its 95 % bootstrap interval, and how many seeds reach the bar. Times are those of the "
+    "training command, start and compilation included; CPU seconds are what counts where other work shared the machine. "
+    "The curves are of games in training, which explore. Agents that are part of the repository are linked.",
     LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
     GYMNASIUM: "`redline train gym:ID` beside Stable-Baselines3 with rl-zoo's settings (its defaults for Taxi and FrozenLake), "
     "which trains for as many CPU seconds as Redline's longest run (`bench/gym_envs.py`). Measured on cores shared with other "
@@ -58,6 +64,7 @@ class Row(NamedTuple):
     what: str
     result: str
     record: Record = {}  # where commit, date and hardware are looked up first; then in the file  # noqa: RUF012
+    picture: str = ""  # in docs/images, shown below the table
 
 
 def quantity(value: float) -> str:
@@ -78,6 +85,30 @@ def span(values: list[float], text: Callable[[float], str]) -> str:
 
 
 # ---- learning
+
+
+def agents(file: Record) -> Iterator[Row]:
+    """Return a row for each agent of a file that bench/agents.py wrote."""
+    for name, row in file["rows"].items():
+        runs = [run for run in row["runs"] if "error" not in run]
+        if not runs:
+            continue
+        figure, unit = row["figure"], "won" if row["figure"] == "win_rate" else "mean score"
+        text = percent if figure == "win_rate" else lambda value: f"{value:,.1f}"
+        seeds, failed = row["summary"], len(row["runs"]) - len(runs)
+        card = f"examples/agents/{name}/README.md"
+        kept = f", [agent](../{card})" if (ROOT / card).exists() else ""
+        what = f"{row['title']}: `{row['command']}`, {len(runs)} seeds, {row['games']:,} games each{kept}"
+        result = f"{text(seeds['iqm'])} {unit} ({text(seeds['low'])} to {text(seeds['high'])})"
+        result += f"; {seeds['reached']} of {len(row['runs'])} reach {text(row['bar'])}"
+        result += f"; {failed} failed" if failed else ""
+        wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]
+        result += f"; {span(wins, lambda x: f'{x:,.0f}')} steps a win" if wins else ""
+        result += f"; {quantity(statistics.mean(run['env_steps'] for run in runs))} env-steps"
+        wall, cpu = (span([run[key] for run in runs], lambda x: f"{x:.0f}") for key in ("wall_seconds", "cpu_seconds"))
+        commits = ", ".join(dict.fromkeys(str(run["commit"]) for run in runs))
+        record = {"commit": commits, "date": max(run["date"] for run in runs)}
+        yield Row(AGENTS, what, f"{result} in {wall} s ({cpu} CPU seconds)", record, f"learning-{name}.png")
 
 
 def snake_6x6(file: Record) -> Iterator[Row]:
@@ -604,6 +635,7 @@ def mario_ablation(file: Record) -> Iterator[Row]:
 
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
+    "agents-": agents,
     "bench-": bench_tables,
     "inference-": inference,
     "mario-ablation-": mario_ablation,
@@ -686,6 +718,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
 def page(results: Path = RESULTS) -> str:
     """Return the text of docs/benchmarks.md."""
     tables: dict[str, list[str]] = {section: [] for section in INTRODUCTION}
+    pictures: dict[str, list[str]] = {section: [] for section in INTRODUCTION}
     for path in sorted(results.glob("*.json")):
         shared = [extract for prefix, extract in SHARED.items() if path.stem.startswith(prefix)]
         extract = shared[0] if shared else EXTRACTORS.get(path.stem)
@@ -698,6 +731,8 @@ def page(results: Path = RESULTS) -> str:
             source = f"[{path.stem}](../bench/results/{path.name})"
             cells = (row.what, row.result, hardware(file), hashes(commit), date, source)
             tables[row.section].append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+            if row.picture:
+                pictures[row.section] += ["", f"![Learning curves: {row.what.partition(':')[0]}](images/{row.picture})"]
     lines = [
         "# Benchmarks",
         "",
@@ -710,7 +745,7 @@ def page(results: Path = RESULTS) -> str:
         if not rows:
             continue
         head = ["| what | result | hardware | commit | date | source |", "|---|---|---|---|---|---|"]
-        lines += ["", f"## {section}", "", INTRODUCTION[section], "", *head, *rows]
+        lines += ["", f"## {section}", "", INTRODUCTION[section], "", *head, *rows, *pictures[section]]
     return "\n".join(lines) + "\n"
 
 

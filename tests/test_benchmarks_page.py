@@ -27,7 +27,7 @@ def test_every_result_file_has_rows_with_commit_and_date(script: ModuleType) -> 
     files = {path.stem for path in (ROOT / "bench" / "results").glob("*.json")}
     assert {name for name in files if not name.startswith(tuple(script.SHARED))} == set(script.EXTRACTORS)
     rows = [line for line in script.page().splitlines() if line.endswith(".json) |")]
-    assert {re.search(r"\[([\w-]+)\]", row)[1] for row in rows} == files  # type: ignore[index]
+    assert {re.findall(r"\[([\w-]+)\]", row)[-1] for row in rows} == files
     for row in rows:
         _, what, result, hardware, commit, date, _, _ = (cell.strip() for cell in row.split("|"))
         assert what
@@ -47,6 +47,31 @@ def test_a_changed_figure_changes_the_page(script: ModuleType, tmp_path: Path) -
     (tmp_path / "unknown.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"unknown\.json has no extractor"):
         script.page(tmp_path)
+
+
+def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None:
+    run = {"seed": 0, "commit": "abcdef0", "date": "2026-11-18", "env_steps": 2e6, "wall_seconds": 61.0}
+    run |= {"cpu_seconds": 60.0, "steps_per_win": 812.4}
+    row = {
+        "title": "Snake 10x10, PPO",
+        "command": "redline train snake",
+        "figure": "win_rate",
+        "bar": 0.99,
+        "games": 4096,
+    }
+    row |= {"runs": [run, run | {"seed": 1, "wall_seconds": 63.2}, {"seed": 2, "error": "exit code 1"}]}
+    row |= {"summary": {"iqm": 0.995, "low": 0.99, "high": 1.0, "reached": 2}}
+    record = {"hardware": "NVIDIA H200, 16 CPU cores", "rows": {"no-such-agent": row}}
+    (tmp_path / "agents-h200.json").write_text(json.dumps(record))
+    page = script.page(tmp_path)
+    assert (
+        "| Snake 10x10, PPO: `redline train snake`, 2 seeds, 4,096 games each | 99.5 % won (99.0 % to 100.0 %); "
+        in page
+    )
+    assert (
+        "2 of 3 reach 99.0 %; 1 failed; 812 steps a win; 2 M env-steps in 61 to 63 s (60 CPU seconds) | H200 |" in page
+    )
+    assert "![Learning curves: Snake 10x10, PPO](images/learning-no-such-agent.png)" in page
 
 
 def test_inference_and_the_ablation_have_rows(script: ModuleType) -> None:

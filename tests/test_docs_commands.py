@@ -108,6 +108,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copy(ROOT / "examples/twenty48/twenty48.py", folder / "my_package")
     for example in ("twenty48", "hindsight"):
         shutil.copytree(ROOT / "examples" / example, folder, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "examples/agents", folder / "examples/agents")
     (folder / "my_envs.py").write_text(blocks(guides / "gymnasium.md", "python")[0])
     (folder / "catch.py").write_text(blocks(guides / "adding-a-game.md", "python")[0])
     for place in (folder, folder / "my_package"):

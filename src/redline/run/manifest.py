@@ -29,6 +29,7 @@ from torch import Tensor
 
 from redline.core.errors import StorageError, UserError
 from redline.run.atomic_files import Damaged, read_bytes, read_tensors
+from redline.run.packed_weights import unpack
 from redline.run.run_folder import FORMAT_VERSION, earlier_version, newer_version
 
 FOLDER = re.compile(r"ckpt-(\d{12,18})(?:\.(\d{1,9}))?")  # step, revision
@@ -145,7 +146,7 @@ def read(path: Path, groups: Collection[str] | None) -> Checkpoint:
     }
     if "model" in tensors:
         try:
-            tensors["model"] = strip_prefixes(tensors["model"])
+            tensors["model"] = unpack(strip_prefixes(tensors["model"]))
         except ValueError as error:
             raise Damaged(f"model.safetensors: {error}") from error
     checkpoint = Checkpoint(path, manifest["step"], tensors, state, manifest)

@@ -84,7 +84,15 @@ _SESSION_COUNTS = ("iterations", "updates", "remembered")
 
 
 def check_state(checkpoint: Checkpoint) -> None:
-    """Raise Damaged for a checkpoint without the counts or, unless it was read for its counts only, the tensors of a run."""
+    """Raise Damaged for a checkpoint without the counts or, unless it was read for its counts only, the tensors of a run.
+
+    UserError for one of a packed agent, which is whole.
+    """
+    if checkpoint.manifest["resume_level"] == "L0":
+        raise UserError(
+            f"{checkpoint.path} holds the weights of a packed agent and nothing to continue its training with; train into "
+            "another folder with --run-dir."
+        )
     state, session = checkpoint.state, checkpoint.state.get("session")
     counts = {name: state.get(name) for name in _COUNTS}
     counts |= {f"session.{name}": session.get(name) if isinstance(session, dict) else None for name in _SESSION_COUNTS}

@@ -1,4 +1,4 @@
-"""A model card for an exported agent: Markdown with the front matter that the Hugging Face Hub reads."""
+"""A model card for an exported or packed agent: Markdown with the front matter that the Hugging Face Hub reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from redline.tools.wording import checkpoint_name
 
 
 def model_card(agent: Agent, exported: dict[str, Any]) -> str:
-    """Return the card of an agent that was exported with the result `exported`."""
+    """Return the card of an agent that was exported with the result `exported`; without a file: that was packed to `run`."""
     config, evaluation = agent.config, exported.get("evaluation")
     name = f"{config['algo'].upper()} on {config['env']}"
     lines = ["---", *_front_matter(name, config, evaluation), "---", "", f"# {name}", ""]
     lines += [f"Trained with Redline for {quantity(agent.env_steps)} steps."]
-    lines += ["", "| | |", "|---|---|", *_facts(agent, evaluation), ""]
-    lines += ["## Files", "", *_files(exported), "", "## Use", "", *_usage(exported), "", "## Settings", ""]
+    lines += ["", "| | |", "|---|---|", *_facts(agent, exported), ""]
+    lines += ["## Files", "", *_files(exported), ""] if "file" in exported else []
+    lines += ["## Use", "", *_usage(exported), "", "## Settings", ""]
     settings = {
         key: config[key] for key in ("env", "env_options", "algo", "algo_options", "num_envs", "seed", "precision")
     }
@@ -44,11 +45,12 @@ def _front_matter(name: str, config: dict[str, Any], evaluation: dict[str, Any] 
     ]
 
 
-def _facts(agent: Agent, evaluation: dict[str, Any] | None) -> list[str]:
-    config = agent.config
-    rows = {"environment": config["env"], "algorithm": config["algo"], "seed of training": config["seed"]}
+def _facts(agent: Agent, exported: dict[str, Any]) -> list[str]:
+    config, evaluation = agent.config, exported.get("evaluation")
+    rows = {"command": f"`{exported['command']}`"} if "command" in exported else {}
+    rows |= {"environment": config["env"], "algorithm": config["algo"], "seed of training": config["seed"]}
     rows |= {"checkpoint": checkpoint_name({"env_steps": agent.env_steps, "checkpoint": agent.checkpoint})}
-    rows |= {"trained on": f"{config['device']}, {config['precision']}"}
+    rows |= {"trained on": f"{exported.get('hardware', config['device'])}, {config['precision']}"}
     result = _read(agent.path / "result.json")
     if "seconds" in result:
         rows["wall-clock"] = f"{result['seconds']:,.0f} s, {quantity(result['env_steps_per_second'])} steps/s"
@@ -59,6 +61,11 @@ def _facts(agent: Agent, evaluation: dict[str, Any] | None) -> list[str]:
         )
         games = f"{evaluation['episodes']:,} held-out games, greedy, seed {evaluation['seed']}"
         rows[f"mean {name}"] = f"{evaluation['score_mean']:.2f} (95 % interval {interval}; {games})"
+        if evaluation.get("win_rate"):
+            low, high = 100 * evaluation["win_rate_low"], 100 * evaluation["win_rate_high"]
+            rows["games won"] = f"{100 * evaluation['win_rate']:.2f} % (95 % interval {low:.2f} to {high:.2f} %)"
+    if "weights" in exported:
+        rows["weights"] = exported["weights"]
     return [f"| {key} | {value} |" for key, value in rows.items()]
 
 
@@ -74,6 +81,9 @@ def _files(exported: dict[str, Any]) -> list[str]:
 
 
 def _usage(exported: dict[str, Any]) -> list[str]:
+    if "file" not in exported:
+        run = exported["run"]
+        return ["```bash", f"redline watch {run}", f"redline eval {run} --device cpu", "```"]
     name = Path(exported["file"]).name
     if exported["format"] == "onnx":
         code = [

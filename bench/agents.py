@@ -1,0 +1,202 @@
+"""Train and evaluate the agents of docs/benchmarks.md, seed by seed.
+
+    python bench/agents.py ROW [ROW ...] [--seeds 0,1,2] [--out FILE] [--keep FOLDER] [-- OPTIONS]
+
+A row is one of ROWS: an environment, the words of `redline train`, and the score it has to reach. Each seed trains alone and
+then plays held-out greedy games. Wall-clock and CPU seconds are those of the training command, start and compilation
+included; the evaluation is a command of its own. Runs are added to an --out file that exists, and seeds that it has are not
+repeated: a table may be made in several calls. --keep writes the best agent of each row to FOLDER/ROW, as
+bench/pack_agent.py takes it. OPTIONS are more options of `redline train`, for all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redline.run.statistics import bootstrap, iqm
+from redline.tools.bench import describe_machine
+from redline.tools.pack import pack
+
+
+class Row(NamedTuple):
+    """An agent to train: `redline train` and `words`."""
+
+    words: str
+    title: str  # on the page
+    figure: str  # field of `redline eval --json` that is compared: win_rate, score_mean or score_censored
+    bar: float  # it has to reach
+    games: int  # of the evaluation
+    hardware: str = "H200"  # that the bar is meant for
+    max_steps: int = 0  # of the evaluation, where games are too long to be played to their end
+
+
+CORES = "2 CPU cores"
+_UNIFORM = "--env.pieces uniform --env.previews 0"
+_MARIO = "mario --env.sticky 0.25 --minutes 18"
+
+ROWS = {
+    "snake-10x10-ppo": Row("snake", "Snake 10x10, PPO", "win_rate", 0.999, 4096),
+    "snake-10x10-dqn": Row("snake --algo dqn", "Snake 10x10, DQN", "win_rate", 0.97, 4096),
+    "snake-20x20": Row(
+        "snake --env.width 20 --env.height 20 --minutes 24", "Snake 20x20, PPO", "win_rate", 0.95, 1024
+    ),
+    "snake-6x6-cpu": Row(
+        "snake --env.width 6 --env.height 6 --steps 8M --threads 1", "Snake 6x6, PPO", "win_rate", 0.99, 2048, CORES
+    ),
+    "snake-8x8-cpu": Row(
+        "snake --env.width 8 --env.height 8 --steps 12M --threads 1", "Snake 8x8, PPO", "score_mean", 50, 1024, CORES
+    ),
+    "snake-10x10-cpu": Row("snake", "Snake 10x10, PPO, `make train`", "score_mean", 75, 256, CORES),
+    "tetris-10x10": Row(
+        f"tetris --env.height 10 {_UNIFORM}", "Tetris 10x10 uniform, PPO", "score_mean", 5_000, 1000
+    ),
+    "tetris-10x20": Row(
+        f"tetris {_UNIFORM} --minutes 24", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=2_000_000_000
+    ),
+    "tetris-10x10-planes": Row(
+        f"tetris --env.height 10 --env.view planes {_UNIFORM}",
+        "Tetris 10x10 uniform from planes, PPO", "score_mean", 1_000, 1000,
+    ),
+    "tetris-7x14-dqn": Row(
+        f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM}",
+        "Tetris 7x14 uniform from planes, DQN", "score_mean", 752, 1000,
+    ),
+    "mario-1-1-ppo": Row(_MARIO, "Super Mario Bros. 1-1, sticky 0.25, PPO", "win_rate", 0.95, 100),
+    "mario-1-1-dqn": Row(f"{_MARIO} --algo dqn", "Super Mario Bros. 1-1, sticky 0.25, DQN", "win_rate", 0.8, 100),
+    "pong": Row("gym:ALE/Pong-v5 --minutes 14", "Atari Pong, PPO", "score_mean", 19, 100),
+    "cartpole": Row("gym:CartPole-v1 --steps 50k --threads 1", "CartPole-v1, PPO", "score_mean", 475, 100, CORES),
+    "acrobot": Row("gym:Acrobot-v1 --steps 80k --threads 1", "Acrobot-v1, PPO", "score_mean", -100, 100, CORES),
+}  # fmt: skip
+
+CURVE_POINTS = 40
+_TRAINED = ("env_steps", "updates", "samples_trained", "seconds", "preparation_seconds")
+_PLAYED = ("episodes", "finished", "score_mean", "score_low", "score_high", "score_censored", "length_mean")
+_PLAYED += ("win_rate", "win_rate_low", "win_rate_high", "steps_per_win")
+
+
+def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, Any]:
+    """Train and evaluate one seed in the empty `folder`; return its figures and its curve, or the error that ended it."""
+    row = ROWS[name]
+    words = [*row.words.split(), "--seed", str(seed), *options]
+    machine = describe_machine("auto")
+    run = {"seed": seed, "options": options, "commit": machine["commit"], "date": machine["date"]}
+    started, used = time.monotonic(), _cpu_seconds()
+    try:
+        trained = _redline("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
+        run |= {"wall_seconds": time.monotonic() - started, "cpu_seconds": _cpu_seconds() - used}
+        budget = ["--max-steps", str(row.max_steps)] if row.max_steps else []
+        played = _redline("eval", str(folder), "--episodes", str(row.games), *budget)
+    except subprocess.CalledProcessError as error:
+        return run | {"wall_seconds": time.monotonic() - started, "error": f"exit code {error.returncode}"}
+    figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
+    return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
+
+
+def _redline(*words: str) -> dict[str, Any]:
+    """Run a command of Redline and return its JSON."""
+    command = [sys.executable, "-m", "redline", *words, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of all commands so far: on a machine with other work, wall-clock means little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def training_curve(metrics: Path, points: int = CURVE_POINTS) -> list[dict[str, float]]:
+    """Return at most so many points of a run's games in training, which explore; each a mean over the games in between."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [line for line in lines if line.get("episodes") and "score" in line]
+    won = any(line.get("win_rate") for line in lines)
+    curve = []
+    for part in np.array_split(np.array(lines, dtype=object), min(points, len(lines))) if lines else ():
+        games = [line["episodes"] for line in part]
+        point = {"seconds": round(part[-1]["seconds"], 1), "env_steps": part[-1]["env_steps"]}
+        for key in ("score", "win_rate") if won else ("score",):
+            point[key] = round(float(np.average([line[key] for line in part], weights=games)), 4)
+        curve.append(point)
+    return curve
+
+
+def summary(row: dict[str, Any]) -> dict[str, float]:
+    """Return IQM and 95 % interval of a row's figure over its seeds, and how many of them reach the bar."""
+    values = np.array([run[row["figure"]] for run in row["runs"] if "error" not in run], dtype=np.float64)
+    if not len(values):
+        return {}
+    low, high = bootstrap(values)[1]
+    return {"iqm": float(iqm(values)), "low": low, "high": high, "reached": int((values >= row["bar"]).sum())}
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write the record with a summary of each row, and each point of a curve on one line."""
+    for row in record["rows"].values():
+        row["summary"] = summary(row)
+    text = json.dumps(record, indent=1)
+    point = re.compile(r"\{\s+(\"seconds\"[^{}]*?)\s+\}")
+    path.write_text(point.sub(lambda match: "{" + " ".join(match[1].split()) + "}", text) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="separated by commas")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the best agent of each row")
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    arguments, options = parser.parse_args(words[:split]), words[split + 1 :]
+    record: dict[str, Any] = describe_machine("auto") | {"rows": {}}
+    if arguments.out and arguments.out.exists():
+        record = json.loads(arguments.out.read_text())
+    for name in arguments.rows:
+        known = record["rows"].get(name, {})
+        row = {"command": f"redline train {ROWS[name].words}", **ROWS[name]._asdict(), "runs": known.get("runs", [])}
+        record["rows"][name] = row
+        for seed in map(int, arguments.seeds.split(",")):
+            done = [run for run in row["runs"] if "error" not in run]
+            if any(run["seed"] == seed for run in done):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                run = train(name, seed, options, Path(folder) / "run")
+                row["runs"] = sorted([*done, run], key=lambda run: run["seed"])
+                best = "error" not in run and all(run[row["figure"]] >= other[row["figure"]] for other in done)
+                if arguments.keep and best:
+                    pack(Path(folder) / "run", arguments.keep / name)
+            if arguments.out:
+                write(arguments.out, record)
+    for name in arguments.rows:
+        _print_row(name, record["rows"][name])
+
+
+def _print_row(name: str, row: dict[str, Any]) -> None:
+    print(f"{name}: redline train {row['words']}")
+    print(f"{'seed':>4}{'seconds':>9}{'CPU':>7}{'steps':>10}{'score':>11}{'won':>8}{'steps a win':>13}")
+    for run in row["runs"]:
+        if "error" in run:
+            print(f"{run['seed']:>4}{run['wall_seconds']:>9.0f}  {run['error']}")
+            continue
+        print(
+            f"{run['seed']:>4}{run['wall_seconds']:>9.0f}{run['cpu_seconds']:>7.0f}{run['env_steps'] / 1e6:>8.2f} M"
+            f"{run['score_mean']:>11,.1f}{run['win_rate']:>8.1%}{run['steps_per_win'] or 0:>13.0f}"
+        )
+    if seeds := summary(row):
+        interval = f"{seeds['low']:,.4g} to {seeds['high']:,.4g}"
+        print(f"{row['figure']}: IQM {seeds['iqm']:,.4g} ({interval}), bar {row['bar']:,.4g}")
+
+
+if __name__ == "__main__":
+    main()

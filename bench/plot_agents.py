@@ -1,0 +1,49 @@
+"""Draw the learning curves of bench/agents.py: `python bench/plot_agents.py FILE [FILE ...] [--folder docs/images]`.
+
+One picture per row, learning-ROW.png: the score of games in training over environment steps, the mean of the seeds
+with its interval, or of rows with one seed its curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redline.tools.curves import draw, line
+
+
+def picture(row: dict[str, Any]) -> bytes:
+    """Return the PNG of a row."""
+    figure, label = (
+        ("win_rate", "games won in training, %") if row["figure"] == "win_rate" else ("score", "score in training")
+    )
+    scale = 100 if figure == "win_rate" else 1
+    curves = []
+    for run in row["runs"]:
+        if "error" in run:
+            continue
+        points = [point for point in run["curve"] if figure in point]
+        steps, values = np.array([[point["env_steps"], scale * point[figure]] for point in points]).T
+        curves.append(line(steps, values))
+    seeds = f"{len(curves)} seeds" if len(curves) > 1 else "one seed"
+    return draw({seeds: curves}, row["title"].replace("`", ""), "environment steps", label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--folder", type=Path, default=Path("docs/images"))
+    arguments = parser.parse_args()
+    for file in arguments.files:
+        for name, row in json.loads(file.read_text())["rows"].items():
+            path = arguments.folder / f"learning-{name}.png"
+            path.write_bytes(picture(row))
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""bench/agents.py: its commands exist; one tiny seed, then calls that add another and repeat none; its table of seeds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bench_scripts import load_script
+from redline import cli
+from redline.cli.parse import parse
+from redline.run.agent import load_agent
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("agents")
+
+
+def test_every_row_is_a_command(script: ModuleType) -> None:
+    for row in script.ROWS.values():
+        parse("train", cli.COMMANDS.load("train"), row.words.split())
+        assert row.figure in ("win_rate", "score_mean", "score_censored")
+
+
+def test_seeds_are_added_and_the_best_is_kept(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "snake --steps 2000 --num-envs 16 --batch-size 16 --ppo.rollout-steps 16 --ppo.hidden 8 --no-compile"
+    words += " --device cpu --threads 1 --env.width 4 --env.height 4"
+    monkeypatch.setitem(script.ROWS, "tiny", script.Row(words, "Snake 4x4", "score_mean", -1.0, 4))
+    out, train, trained = tmp_path / "runs.json", script.train, []
+
+    def note(name: str, seed: int, options: list[str], folder: Path) -> dict[str, object]:
+        trained.append(seed)
+        failed = {"seed": seed, "wall_seconds": 1.0, "error": "exit code 1"}
+        run: dict[str, object] = failed if seed else train(name, seed, options, folder)
+        return run
+
+    monkeypatch.setattr(script, "train", note)
+    for seeds in ("0", "0,1", "0,1"):
+        arguments = ["agents.py", "tiny", "--seeds", seeds, "--out", str(out), "--keep", str(tmp_path / "kept")]
+        monkeypatch.setattr(sys, "argv", [*arguments, "--", "--ppo.epochs", "1"])
+        script.main()
+    assert trained == [0, 1, 1]  # a seed that failed is repeated, one that ended is not
+    row = json.loads(out.read_text())["rows"]["tiny"]
+    first, _ = row["runs"]
+    assert first["env_steps"] >= 2000
+    assert first["options"] == ["--ppo.epochs", "1"]
+    assert first["episodes"] == 4
+    assert first["wall_seconds"] > 0
+    assert {"seconds", "env_steps", "score"} <= first["curve"][-1].keys()
+    assert script.summary(row) == {
+        "iqm": first["score_mean"],
+        "low": first["score_mean"],
+        "high": first["score_mean"],
+        "reached": 1,
+    }
+    assert "exit code 1" in capsys.readouterr().out
+    assert load_agent(tmp_path / "kept" / "tiny").env_steps == first["env_steps"]
+
+
+def test_the_curve_weighs_points_by_their_games(script: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = [{"env_steps": 10 * i, "seconds": i, "episodes": i, "score": float(i)} for i in (1, 3, 4, 6)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*records, {"env_steps": 70, "seconds": 7}]))
+    assert script.training_curve(path, points=2) == [
+        {"seconds": 3, "env_steps": 30, "score": 2.5},
+        {"seconds": 6, "env_steps": 60, "score": 5.2},
+    ]
+
+
+def test_seeds_are_summed_up_by_the_mean_of_the_middle(script: ModuleType) -> None:
+    runs = [{"win_rate": rate} for rate in (0.5, 0.9, 0.92, 0.94, 1.0)]
+    table = script.summary({"figure": "win_rate", "bar": 0.93, "runs": [*runs, {"error": "exit code 1"}]})
+    assert table["iqm"] == pytest.approx((0.75 * 0.9 + 0.92 + 0.75 * 0.94) / 2.5)
+    assert 0.5 <= table["low"] < table["iqm"] < table["high"] <= 1.0
+    assert table["reached"] == 2
+
+
+def test_curves_are_drawn(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int) -> dict[str, object]:
+        points = [{"env_steps": 10 * i, "seconds": i, "score": float(seed + i)} for i in range(1, 5)]
+        return {"seed": seed, "score_mean": float(seed), "curve": points}
+
+    row = script.Row("snake", "Snake, `make train`", "score_mean", 0.0, 4)._asdict()
+    record = {"rows": {"tiny": row | {"runs": [run(0), run(1), {"seed": 2, "error": "exit code 1"}]}}}
+    script.write(tmp_path / "runs.json", record)
+    monkeypatch.setattr(sys, "argv", ["plot_agents.py", str(tmp_path / "runs.json"), "--folder", str(tmp_path)])
+    load_script("plot_agents").main()
+    assert (tmp_path / "learning-tiny.png").read_bytes().startswith(b"\x89PNG")
