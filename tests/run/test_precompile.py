@@ -54,7 +54,7 @@ class Stuck:
     made: list[Stuck]
 
     def __init__(
-        self, plan: Plan, notify: Callable[[str], None], report: Callable[[str], None], skip: tuple[str, ...]
+        self, plan: Plan, notify: Callable[[str], None], report: Callable[[str], None], skip: tuple[str, ...] = ()
     ) -> None:
         del notify
         self.skip = skip
@@ -177,10 +177,10 @@ def test_a_signal_meanwhile_saves_what_was_learned(
 
 def test_runs_that_must_repeat_are_compiled_before_they_learn(tmp_path: Path, stuck: list[Stuck]) -> None:
     plan = resolve(tiny(tmp_path, compile=True))
-    assert plan.learns_while_compiling
+    assert plan.starts_uncompiled
     for changes in ({"steps": 1000}, {"deterministic": True}, {"compile": False}, {"replay": "pinned"}):
         other = resolve(tiny(tmp_path, **{"compile": True} | changes))
-        assert not other.learns_while_compiling, changes
+        assert not other.starts_uncompiled, changes
         assert not Session(other, pytest.fail, may_overlap=True).compiling, changes
     assert not Session(plan, pytest.fail).compiling, (
         "only training begins so; a benchmark would measure the wrong thing"
@@ -203,7 +203,7 @@ options = {"num_envs": 8, "batch_size": 8, "replay_capacity": 80, "device": "cpu
 algo = {"hidden": (8,), "learning_starts": 16}
 plan = resolve(Settings("toy_game", "dqn", compile=True, algo_options=algo, **options))
 session = Session(plan, fail, may_overlap=True)
-[first] = session._precompilations
+first = session._precompilation
 while not session.updates:
     session.iterate(1)
 while not first.finished:
@@ -212,7 +212,7 @@ session.close()
 second = Session(plan, fail, may_overlap=True)  # remembered: no other process
 from torch._dynamo.utils import counters
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")}
-print(json.dumps(found | {"begun": first._begun, "again": second._precompilations[0]._process is not None}))
+print(json.dumps(found | {"begun": first._begun, "again": second._precompilation._process is not None}))
 second.close()
 """
 
@@ -241,34 +241,37 @@ def test_a_plan_on_a_gpu_is_compiled_by_two_processes(tmp_path: Path, monkeypatc
     repeated = dataclasses.replace(plan.settings, deterministic=True)
     for other in ({"compile": False}, {"settings": tuned}, {"settings": repeated}, {"device": torch.device("cpu")}):
         assert not dataclasses.replace(plan, **other).shares_compilation, other
-    assert not plan.learns_while_compiling, "a run of so many steps must repeat"
+    assert not plan.starts_uncompiled, "a run of so many steps must repeat"
     timed = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, steps=None))
-    assert timed.learns_while_compiling
+    assert timed.starts_uncompiled
     monkeypatch.setattr(plans, "_CORES_TO_SHARE", 10_000)
     assert not plan.shares_compilation
-    assert not timed.learns_while_compiling, "nobody would compile meanwhile"
+    assert not timed.starts_uncompiled
 
 
-def test_a_session_for_a_gpu_has_two_processes_compile(
+def test_a_session_for_a_gpu_learns_once_and_then_compiles_with_another_process(
     tmp_path: Path, stuck: list[Stuck], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step of the games in one, what learns in the other; both must have ended before anything compiled runs."""
+    """The step of the games is compiled here, at once: it takes longer than what learns, and nothing waits for the other."""
     compiled = Compiled(monkeypatch)
     monkeypatch.setattr(Plan, "shares_compilation", True)
+    monkeypatch.setattr(Stuck, "wait_for", lambda self, name: self.asked.append(name), raising=False)
+    monkeypatch.setattr(Stuck, "asked", [], raising=False)
     session = Session(resolve(tiny(tmp_path, compile=True)), pytest.fail, may_overlap=True)
-    learns, plays = stuck
+    [learns] = stuck
     assert learns.skip == ("step",)
-    assert "step" not in plays.skip
-    assert {"loss", "apply"} <= set(plays.skip)
-    plays.finished = True
-    session.iterate(20)
-    assert session.updates
+    while not session.updates:
+        session.iterate(1)
+    assert session.compiling
     assert compiled.calls == []
-    learns.finished = True
-    session.iterate(2)
+    session.iterate(1)
+    assert not session.compiling
     assert set(compiled.calls) == {"step", "loss", "apply"}
+    assert learns.asked == ["step", "loss", "apply"]
+    assert not learns.closed
+    learns.finished = True
+    session.iterate(1)
     assert learns.closed
-    assert plays.closed
     session.close()
 
 

@@ -138,13 +138,13 @@ class Compiler:
             }
         )
         self.seconds: dict[str, float] = {}  # by function: of its compilation and first call
-        self.names: list[str] = []  # of the functions that were handed out
+        self._functions = 0  # that were handed out
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
             return function
+        self._functions += 1
         name = getattr(function, "__name__", "function").strip("_")
-        self.names.append(name)
         compiled: Callable[..., Any] | None = None  # once a call has succeeded
 
         @functools.wraps(function)
@@ -155,7 +155,7 @@ class Compiler:
             if self.enabled and not self.postponed and name not in self.skipped:
                 try:
                     reach("compile")
-                    self.report(name, len(self.seconds) + 1, len(self.names))
+                    self.report(name, len(self.seconds) + 1, self._functions)
                     started = time.perf_counter()
                     candidate, result = self._first_call(function, arguments)
                     self.seconds[name] = time.perf_counter() - started

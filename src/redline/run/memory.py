@@ -81,14 +81,14 @@ def check_memory(plan: Plan) -> int:
     return parts
 
 
-def fits_beside(plan: Plan, processes: int) -> bool:
-    """Return whether that many other processes with the same plan fit as well, judged by games and experience.
+def fits_twice(plan: Plan) -> bool:
+    """Return whether another process with the same plan fits as well, judged by games and experience.
 
-    On a GPU the learner must be small, too: beside the others' gradients this one would have to split its batches, for good.
+    On a GPU the learner must be small, too: beside the other's gradients this one would have to split its batches, for good.
     """
     if plan.device.type == "cuda" and not _is_small(plan):
         return False
-    return 2 * (processes + 1) * sum(estimate(plan, None)[plan.device].values()) < hardware.free_bytes(plan.device)
+    return 4 * sum(estimate(plan, None)[plan.device].values()) < hardware.free_bytes(plan.device)
 
 
 def estimate(plan: Plan, probe: Probe | None, micro_batches: int = 1) -> dict[torch.device, dict[str, int]]:

@@ -34,7 +34,7 @@ def opening_lines(plan: Plan) -> list[str]:
     elif plan.recipe.curriculum(plan.rules.config) and plan.settings.curriculum is None:
         lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
-        meanwhile = " Learning begins uncompiled meanwhile." if plan.learns_while_compiling else ""
+        meanwhile = " Learning begins uncompiled meanwhile." if plan.starts_uncompiled else ""
         lines.append(
             "Compiling: usually 20 to 90 seconds, longest the first time on a machine; they do not count as training."
             f"{meanwhile}"

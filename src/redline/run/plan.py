@@ -63,8 +63,8 @@ class Plan:
         return self.run_dir / f"rank-{ranks.rank}-of-{ranks.size}" if ranks.size > 1 else self.run_dir
 
     @property
-    def learns_while_compiling(self) -> bool:
-        """Whether training may begin uncompiled, while other processes compile its functions.
+    def starts_uncompiled(self) -> bool:
+        """Whether training begins uncompiled: on a CPU while another process compiles, on a GPU for one update.
 
         Compiled and eager results differ by rounding, and the clock decides when the one takes over from the other: never
         where runs must repeat.
@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def shares_compilation(self) -> bool:
-        """Whether several processes may compile the plan for a GPU: the step of the games in one, what learns in another.
+        """Whether another process may compile the functions that learn, while this one compiles the step of the games.
 
         Modes that time kernels do so undisturbed.
         """
         undisturbed = self.hardware.cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
-        # Other processes do not set torch's switch for deterministic operations, which is part of their keys.
+        # The other process does not set torch's switch for deterministic operations, which is part of its keys.
         same = not self.settings.deterministic
         return self.device.type == "cuda" and undisturbed and same and self._compiles_anywhere
 

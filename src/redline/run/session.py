@@ -17,7 +17,7 @@ from redline.core.faults import reach, spoil
 from redline.engine import fast, hardware
 from redline.envs import batch, live_rules, set_live, with_live
 from redline.run.checkpoint import copy_into
-from redline.run.memory import check_memory, fits_beside
+from redline.run.memory import check_memory, fits_twice
 from redline.run.plan import Plan, share_of
 from redline.run.precompile import Precompilation
 
@@ -42,8 +42,7 @@ class Session:
     ) -> None:
         """notify: receives messages. report: receives a few words on what is compiled or captured now.
 
-        may_overlap: have other processes compile, if the plan allows it: everything, while this one begins to play and
-        learn uncompiled, or a part.
+        may_overlap: begin to play and learn uncompiled, and have another process compile, if the plan allows it.
         """
         self.plan, self.notify, self._report = plan, notify, report
         reach("session")
@@ -56,8 +55,8 @@ class Session:
         settings = plan.settings
         if settings.interop_threads and (problem := hardware.set_interop_threads(settings.interop_threads)):
             notify(f"Running with {torch.get_num_interop_threads()} inter-op threads: {problem}.")
-        overlaps, shares = plan.learns_while_compiling, plan.shares_compilation
-        if not (may_overlap and (overlaps or shares) and fits_beside(plan, 2 if overlaps and shares else 1)):
+        overlaps, shares = plan.starts_uncompiled, plan.shares_compilation
+        if not (may_overlap and (overlaps or shares) and fits_twice(plan)):
             overlaps = shares = False
         self.compiler = self._make_compiler()
         self.compiler.postponed = overlaps
@@ -116,26 +115,17 @@ class Session:
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
         self._stage = _BETWEEN  # of the iteration
         self._threads = torch.get_num_threads()
-        self._precompilations = self._precompile(overlaps, shares)
-        if overlaps and not shares:
+        self._precompilation: Precompilation | None = None
+        self._waits = overlaps and not shares  # for everything to be compiled by the other process, learning meanwhile
+        if self._waits:
+            self._precompilation = Precompilation(plan, notify, report)
             # Threads wait for each other at every operation: none should wait for the core that compiles.
             torch.set_num_threads(max(self._threads - 1, 1))
+        elif shares:
+            self._precompilation = Precompilation(plan, notify, lambda _: None, skip=(self.collector.step.__name__,))
         self._eager_until = time.monotonic() + _EAGER_SECONDS
         self._eager_updates = -1  # updates when functions began to be compiled
         self._updates_before = 0  # those of the checkpoint it continues from
-
-    def _precompile(self, overlaps: bool, shares: bool) -> list[Precompilation]:
-        """Start the processes that compile: none, one for everything, or one for each part.
-
-        overlaps: this process compiles nothing meanwhile. shares: the step of the games is a part, what learns is another.
-        """
-        step = self.collector.step.__name__
-        learns = tuple(name for name in self.compiler.names if name != step)
-        skipped: list[tuple[str, ...]] = [(step,)] if shares else [()] if overlaps else []
-        if overlaps and shares:
-            skipped.append(learns)
-        report = self._report if overlaps else lambda _: None
-        return [Precompilation(self.plan, self.notify, report, skip) for skip in skipped]
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
@@ -154,12 +144,12 @@ class Session:
 
     def _before_compiling(self, name: str, number: int, count: int) -> None:
         self._report(f"{name}, function {number} of at most {count}")
-        for process in self._precompilations:
-            process.wait_for(name)
+        if self._precompilation:
+            self._precompilation.wait_for(name)
 
     @property
     def compiling(self) -> bool:
-        """Whether all updates so far were uncompiled, as other processes compile or have just done so."""
+        """Whether all updates so far were uncompiled, as compilation was postponed."""
         return self.compiler.postponed or self.updates == self._eager_updates
 
     def _build(self) -> None:
@@ -262,25 +252,30 @@ class Session:
                 reach("warm_up")
                 self._collect_only()
             self._count_iteration()
-            if self._precompilations and all(process.finished for process in self._precompilations):
-                self._read_compiled()
+            if self.compiler.postponed:
+                self._compile_if_due()
+            elif self._precompilation and self._precompilation.finished:
+                self._stop_precompilation()
             if interrupted():
                 return
 
-    def _read_compiled(self) -> None:
-        """End the other processes; where functions were postponed, compile them from now on, but have one update before."""
+    def _compile_if_due(self) -> None:
+        """Compile from now on, if there was an update, and if this run need not wait for another process to compile."""
         learned = self.updates > self._updates_before or time.monotonic() > self._eager_until
-        if self.compiler.postponed and learned:
+        waiting = self._waits and self._precompilation is not None and not self._precompilation.finished
+        if not learned or waiting:
+            return
+        if self._waits:
+            self._stop_precompilation()
             torch.set_num_threads(self._threads)
-            self.compiler.postponed, self._eager_updates = False, self.updates
-            self._build_graphs()
-            torch.cuda.empty_cache()  # compiled functions need other sizes; does nothing without a GPU
-        if not self.compiler.postponed:
-            self._stop_precompiling()
+        self.compiler.postponed, self._eager_updates = False, self.updates
+        self._build_graphs()
+        torch.cuda.empty_cache()  # compiled functions need other sizes; does nothing without a GPU
 
-    def _stop_precompiling(self) -> None:
-        while self._precompilations:
-            self._precompilations.pop().close()
+    def _stop_precompilation(self) -> None:
+        if self._precompilation:
+            self._precompilation.close()
+            self._precompilation = None
 
     def _count_iteration(self) -> None:
         self._stage = _BETWEEN
@@ -362,7 +357,7 @@ class Session:
     def close(self) -> None:
         """Release processes, threads and files. Nothing is called afterwards."""
         try:
-            self._stop_precompiling()
+            self._stop_precompilation()
             self.stop_playing()
         finally:
             self.learner.close()
