@@ -36,7 +36,7 @@ from redline.run.settings import Settings
 Measure = Callable[[Plan], float]
 Workload = Callable[[int], Callable[[], None]]  # from a number of games or samples to a function that works on them
 _SECONDS = 1.0  # limit of each of the four measurements, approximately
-_FIRST, _GROWTH = 16, 4  # games or samples in the first round, and the factor for each next round
+_FIRST, _GROWTH = 16, 4  # games or samples that a CPU works on in the first round, and the factor for each next round
 _ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
 _MANY_GAMES = 65_536  # that a GPU plays in the measurement, at least, if training is compiled
 _VERSION = 3  # of the measurement: figures of different versions are not comparable
@@ -252,8 +252,8 @@ def _network(plan: Plan, runtime: Runtime) -> nn.Module:
 
 
 def _seconds_each(prepare: Workload, size: int, plan: Plan) -> float:
-    """Return the seconds of `prepare(size)` divided by `size`; measured with fewer if `size` would take too long."""
-    ends, count = time.perf_counter() + _SECONDS, min(size, _FIRST)
+    """Return the seconds of `prepare(size)` divided by `size`; on a CPU measured with fewer if `size` takes too long."""
+    ends, count = time.perf_counter() + _SECONDS, size if plan.device.type == "cuda" else min(size, _FIRST)
     while True:
         took = _seconds(prepare(count), plan, ends)
         more = min(size, _GROWTH * count)
