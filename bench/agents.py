@@ -64,6 +64,10 @@ ROWS = {
     "tetris-10x20": Row(
         f"tetris {_UNIFORM} --minutes 24", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=2_000_000_000
     ),
+    "tetris-10x20-cpu": Row(
+        "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", 1_000, 16,
+        CORES, 100_000,
+    ),
     "tetris-10x10-planes": Row(
         f"tetris --env.height 10 --env.view planes {_UNIFORM}",
         "Tetris 10x10 uniform from planes, PPO", "score_mean", 1_000, 1000,
@@ -89,18 +93,24 @@ def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, A
     """Train and evaluate one seed in the empty `folder`; return its figures and its curve, or the error that ended it."""
     row = ROWS[name]
     words = [*row.words.split(), "--seed", str(seed), *options]
-    machine = describe_machine("auto")
+    machine = machine_of(options)
     run = {"seed": seed, "options": options, "commit": machine["commit"], "date": machine["date"]}
     started, used = time.monotonic(), _cpu_seconds()
     try:
         trained = _redline("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
         run |= {"wall_seconds": time.monotonic() - started, "cpu_seconds": _cpu_seconds() - used}
-        budget = ["--max-steps", str(row.max_steps)] if row.max_steps else []
-        played = _redline("eval", str(folder), "--episodes", str(row.games), *budget)
+        how = ["--max-steps", str(row.max_steps)] if row.max_steps else []
+        how += ["--device", "cpu"] if "cpu" in options else []
+        played = _redline("eval", str(folder), "--episodes", str(row.games), *how)
     except subprocess.CalledProcessError as error:
         return run | {"wall_seconds": time.monotonic() - started, "error": f"exit code {error.returncode}"}
     figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
     return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
+
+
+def machine_of(options: list[str]) -> dict[str, Any]:
+    """Return the description of the machine, or of its processor where options say `--device cpu`."""
+    return describe_machine("cpu" if "cpu" in options else "auto")
 
 
 def _redline(*words: str) -> dict[str, Any]:
@@ -159,7 +169,7 @@ def main() -> None:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments, options = parser.parse_args(words[:split]), words[split + 1 :]
-    record: dict[str, Any] = describe_machine("auto") | {"rows": {}}
+    record: dict[str, Any] = machine_of(options) | {"rows": {}}
     if arguments.out and arguments.out.exists():
         record = json.loads(arguments.out.read_text())
     for name in arguments.rows:
