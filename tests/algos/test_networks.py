@@ -53,6 +53,8 @@ def observations(spec: Spec, count: int = 5) -> Tensor:
         ("resnet", (3, 10, 10)),
         ("resnet", (4, 36, 40)),
         ("resnet", (9, 4, 5)),
+        ("columns", (4, 14, 7)),
+        ("columns", (1, 9, 4)),
     ],
 )
 def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: bool) -> None:
@@ -65,7 +67,7 @@ def test_a_value_for_each_action(kind: str, shape: tuple[int, ...], dueling: boo
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet", "columns"])
 def test_a_batch_equals_its_singles(kind: str, layer_norm: bool) -> None:
     spec = spec_of((3, 6, 5))
     net, obs = build(spec, kind, (16,), True, seed=1, layer_norm=layer_norm), observations(spec)
@@ -102,6 +104,42 @@ def test_cnn_against_plain_convolutions() -> None:
     x = F.relu(net.dense.layers[0](x.permute(0, 2, 3, 1).flatten(1)))
     assert x.shape == (5, 8), "a CNN takes the last of the widths"
     torch.testing.assert_close(net(obs), net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
+
+
+def along_columns(net: Any, boards: Tensor) -> Tensor:
+    """The convolutions of a ColumnNet by torch's own: (B, H, W) -> (B, W * channels), walls of ones beside the board."""
+    x = boards
+    for conv in net.convs:
+        filters = conv.weight[:, : 3 * x.shape[1]].unflatten(1, (3, -1)).transpose(1, 2)
+        x = F.relu(F.conv1d(F.pad(x, (1, 1), value=1.0), filters, conv.bias))
+    return x.transpose(1, 2).flatten(1)
+
+
+def test_columns_against_plain_convolutions() -> None:
+    """Every plane's rows are the channels of a column; three columns are seen at once."""
+    spec = spec_of((2, 5, 6))
+    net, obs = build(spec, "columns", (99, 8), False, seed=3, channels=(24, 16)), observations(spec)
+    x = F.relu(net.net.dense.layers[0](along_columns(net.net, (obs.float() * 0.5).flatten(1, 2))))
+    assert x.shape == (5, 8), "the last of the widths, as after other convolutions"
+    torch.testing.assert_close(net(obs), net.net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("features", [31, 38])
+def test_columns_of_afterstates_against_plain_convolutions(features: int) -> None:
+    """Reward and next pieces join the features of the board."""
+    scale = (1.0,) * features
+    spec = Spec((3, features), torch.float32, scale, 9, 3, "points", afterstates=True, afterstate_board=(5, 6))
+    config = networks.NetworkConfig(net="columns", hidden=(8,), channels=(16,))
+    net: Any = networks.build(spec, config, seed=3, gamma=0.5)
+    obs = torch.randn(4, 3, features, generator=torch.Generator().manual_seed(1))
+    rows, columns = obs.flatten(0, 1), net.row.net
+    x = along_columns(columns, rows[:, 1:31].view(-1, 5, 6))
+    x = torch.cat([x, rows[:, :1], rows[:, 31:]], 1)
+    x = F.relu(columns.dense.layers[0](F.pad(x, (0, -x.shape[1] % 8))))
+    value = (columns.dense.head.out(x)[:, 0]).view(4, 3)
+    torch.testing.assert_close(net(obs), obs[:, :, 0] + 0.5 * value, rtol=1e-4, atol=1e-6)
+    action = torch.tensor([0, 2, 1, 1])
+    torch.testing.assert_close(net.chosen(obs, action), net(obs)[torch.arange(4), action])
 
 
 @pytest.mark.parametrize("padding", [True, False])
@@ -245,7 +283,7 @@ def test_scale_is_applied_by_channel() -> None:
         assert Scale(spec)(torch.ones(1, 2, 1, 2, dtype=torch.int16)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "columns"])
 def test_reduced_precision_gives_float32_values(kind: str) -> None:
     spec = spec_of((3, 6, 6))
     net, obs = build(spec, kind, (16,), False, seed=0), observations(spec)
@@ -280,7 +318,7 @@ def test_every_game_has_a_net(variant: object) -> None:
     assert build(spec, "auto", (16,), False, seed=0)(game.observe(config, state)).shape == (3, spec.num_actions)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "columns"])
 def test_weights_depend_on_the_seed_alone(kind: str) -> None:
     def weights(seed: int, noise: int) -> dict[str, Tensor]:
         torch.manual_seed(noise)

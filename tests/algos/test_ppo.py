@@ -30,7 +30,7 @@ from redline.core import random
 from redline.core.errors import UserError
 from redline.core.records import Spec
 from redline.engine.runtime import Runtime
-from redline.envs import batch
+from redline.envs import batch, make_rules
 from redline.envs.batch import Rules, env_keys
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -663,9 +663,15 @@ def test_averaged_weights_play_greedily_and_are_what_is_loaded() -> None:
 
 def test_settings_that_afterstates_have_no_use_for_are_refused() -> None:
     rules = probe(paid_by_action, afterstates=True)
-    for options, sentence in (({"separate": True}, "separate is on"), ({"net": "cnn"}, "net is cnn")):
+    for options, sentence in (
+        ({"separate": True}, "separate is on"),
+        ({"net": "cnn"}, "net is cnn"),
+        ({"net": "columns"}, "net is columns, but afterstates are rows of features"),
+    ):
         with pytest.raises(UserError, match=sentence):
             learner_of(dataclasses.replace(TINY, **options), rules)
+    with pytest.raises(UserError, match="net is cnn, but boards of afterstates are read by columns"):
+        learner_of(dataclasses.replace(TINY, net="cnn"), make_rules("tetris", {"view": "boards"}))
     with pytest.raises(UserError, match=r"ppo\.ema_decay is 1.0; expected a number from 0 to below 1"):
         Config(ema_decay=1.0)
 

@@ -106,6 +106,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("masked", {"spec": spec_with(masked=True)}, "legal is missing although spec.masked is True"),
     ("afterstates", {"spec": spec_with(afterstates=True)}, "spec.obs_dtype is torch.uint8; expected torch.float32"),
     (
+        "a board without afterstates",
+        {"spec": spec_with(afterstate_board=(1, 2))},
+        "spec.afterstate_board is (1, 2); expected afterstates that hold its cells after the reward",
+    ),
+    (
         "obs dtype",
         {"spec": spec_with(obs_dtype=torch.float32)},
         "observe is (5, 2, 6) uint8 for 5 games; expected (5, 2, 6) float32",

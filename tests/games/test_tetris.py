@@ -648,8 +648,9 @@ def test_the_limits_themselves_are_fine(right: dict[str, int]) -> None:
 
 
 def test_options_that_need_others() -> None:
-    with pytest.raises(UserError, match=r"env\.view.*afterstates.*placement"):
-        Config(view="afterstates", actions="keys")
+    for view in ("afterstates", "boards"):
+        with pytest.raises(UserError, match=rf"env\.view.*{view}.*placement"):
+            Config(view=view, actions="keys")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"env\.hold.*keys"):
         Config(hold=True)
     Config(hold=True, actions="keys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -169,11 +170,12 @@ def test_placements_counted_by_hand(which: str, landing: int, eroded: int) -> No
 REWARDS = {"reward_line": 1.1, "reward_death": -0.7, "reward_hole": -0.3, "reward_height": 0.1, "reward_piece": 0.013}
 
 
+@pytest.mark.parametrize("view", ["afterstates", "boards"])
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_an_afterstate_is_the_board_a_step_leads_to(width: int, height: int) -> None:
+def test_an_afterstate_is_the_board_a_step_leads_to(width: int, height: int, view: str) -> None:
     """For every action of many games; its first feature is the reward, without what the next piece may bring."""
     boards = random_boards(width, height, 210, seed=3)
-    config, state, _ = games_on(boards, view="afterstates", previews=2, **REWARDS)
+    config, state, _ = games_on(boards, view=view, previews=2, **REWARDS)
     after, obs, legal = tetris.afterstates(config, state), tetris.observe(config, state), tetris.legal(config, state)
     assert torch.equal(after.legal, legal)
     assert legal.any(0).all()
@@ -192,10 +194,11 @@ def test_an_afterstate_is_the_board_a_step_leads_to(width: int, height: int) -> 
     assert survived > len(boards)
 
 
+@pytest.mark.parametrize("view", ["afterstates", "boards"])
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_one_afterstate_is_its_row_of_the_observation(width: int, height: int) -> None:
+def test_one_afterstate_is_its_row_of_the_observation(width: int, height: int, view: str) -> None:
     """For every action of many games, legal or not."""
-    config, state, _ = games_on(random_boards(width, height, 70, seed=5), view="afterstates", **REWARDS)
+    config, state, _ = games_on(random_boards(width, height, 70, seed=5), view=view, **REWARDS)
     obs = tetris.observe(config, state)
     for action in range(tetris.spec(config).num_actions):
         assert torch.equal(tetris.observe_afterstate(config, state, torch.full((70,), action)), obs[:, action])
@@ -223,3 +226,35 @@ def test_the_view_of_afterstates(previews: int) -> None:
     heights, coming = obs[0, 0, len(FEATURES) :].split([7, 7 * previews])
     assert heights.tolist() == plain.heights(board)
     assert coming.nonzero().flatten().tolist() == [7 * k + piece for k, piece in enumerate(players[0].pieces[1:])]
+
+
+@pytest.mark.parametrize("previews", [0, 1, 2])
+@pytest.mark.parametrize(("width", "height"), [(7, 14), (5, 25)])
+def test_the_view_of_boards(width: int, height: int, previews: int) -> None:
+    """The reward, the cells of the board after the placement from its top row down, and the next pieces."""
+    boards = random_boards(width, height, 70, seed=6)
+    config, state, players = games_on(boards, **REWARDS, view="boards", previews=previews)
+    obs, spec = tetris.observe(config, state), tetris.spec(config)
+    assert (spec.afterstates, spec.masked, spec.afterstate_board) == (True, True, (height, width))
+    assert obs.shape == (70, *spec.obs_shape) == (70, 4 * width - 6, 1 + height * width + 7 * previews)
+    assert obs.dtype == spec.obs_dtype == torch.float32
+    for game, player in enumerate(players):
+        for action, row in enumerate(player.observe()):
+            assert not row or obs[game, action].tolist() == row
+    # After a step, the cells are those of the board that is seen next.
+    legal = tetris.legal(config, state)
+    action, playable = legal.to(torch.int64).argmax(1), legal.any(1)
+    assert playable.sum() > 50
+    after, *_ = tetris.step(config, state, action)
+    cells = tetris.observe_afterstate(config, state, action)[:, 1 : 1 + height * width].view(-1, height, width)
+    planes = tetris.observe(Config(width=width, height=height, previews=previews), after)
+    assert torch.equal(cells[playable], planes[playable, 0].to(torch.float32))
+
+
+def test_one_board_by_hand() -> None:
+    """An O fills the lowest row, which goes; its upper half is left beside what lay in the second row."""
+    game = Game("#....\n###..", "O", height=6)
+    config = dataclasses.replace(game.config, view="boards", previews=0)
+    row = tetris.observe_afterstate(config, game.state, torch.tensor([action_of("O", 0, 3, width=5)]))
+    assert row[0, 0] == config.reward_line
+    assert row[0, 1:].view(6, 5).tolist() == board_of("#..##", 6)[::-1]

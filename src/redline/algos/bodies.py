@@ -1,4 +1,4 @@
-"""Value networks over one observation: MLP, CNN, ResNet and Pixels, and the choice among them.
+"""Value networks over one observation: MLP, CNN, ResNet, Pixels and Columns, and the choice among them.
 
 forward(obs (B, …), legal (B, A) bool or None) -> (B, A) float32; `chosen(obs, action (B,))` -> (B,).
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.algos.columns import Columns
 from redline.algos.conv import Conv, PixelBatchNorm, PixelConv, PixelNorm, Residual
 from redline.algos.dense import Dense, Scale, TwinMLP, activate, precision, round_up
 from redline.algos.fused_mlp import fused_mlp, suits
@@ -201,12 +202,18 @@ class Pixels(nn.Module):
         return gather(self(obs), action)
 
 
-Body = MLP | CNN | ResNet | Pixels
+Body = MLP | CNN | ResNet | Pixels | Columns
 
 
 def make_body(spec: Spec, config: NetworkConfig, dueling: bool = False) -> Body:
     """Return the network that `config.net` names, or that suits the observation."""
-    networks: dict[str, type[Body]] = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "pixels": Pixels}
+    networks: dict[str, type[Body]] = {
+        "mlp": MLP,
+        "cnn": CNN,
+        "resnet": ResNet,
+        "pixels": Pixels,
+        "columns": Columns,
+    }
     kind = body_kind(spec, config)
     if config.batch_norm and kind != "pixels":
         raise UserError(f"batch_norm is on, but net is {kind}; use net pixels, or layer_norm.")

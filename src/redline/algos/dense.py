@@ -83,13 +83,17 @@ class Dense(nn.Module):
         self.head = Head(widths[-1], num_actions, dueling)
 
     def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.hidden(x))
+        return out
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the outputs of the last hidden layer."""
         for layer in self.layers:
             if self.norm or not isinstance(layer, nn.Linear):  # a NoisyLinear makes its weights itself
                 x = activate(layer(x), self.norm)
             else:
                 x = linear_relu(x, layer.weight, layer.bias)
-        out: Tensor = self.head(x)
-        return out
+        return x
 
     def layers_to_fuse(self) -> Layers:
         """Return weight and bias of each layer, the head last; none where some are noisy."""

@@ -19,7 +19,7 @@ ILLEGAL = -1e9  # value or logit of an illegal action: finite, so that a state w
 class NetworkConfig:
     """Options of a network, part of every algorithm's Config."""
 
-    net: Literal["auto", "mlp", "cnn", "resnet", "pixels"] = "auto"  # auto: an MLP up to 512 inputs, else a CNN
+    net: Literal["auto", "mlp", "cnn", "resnet", "pixels", "columns"] = "auto"  # auto: mlp up to 512 inputs, else cnn
     hidden: tuple[int, ...] = (256, 256)  # widths of dense layers; after convolutions the last one only
     channels: tuple[int, ...] = (32, 64)  # per convolution, or stage of a resnet; pixels repeats the last
     stride: int = 2  # of every convolution but the first; 1 keeps the board size
@@ -32,7 +32,8 @@ class NetworkConfig:
     init: Literal["he", "orthogonal"] = "he"  # initial weights
 
     def __post_init__(self) -> None:
-        for name, allowed in (("net", ("auto", "mlp", "cnn", "resnet", "pixels")), ("init", ("he", "orthogonal"))):
+        networks = ("auto", "mlp", "cnn", "resnet", "pixels", "columns")
+        for name, allowed in (("net", networks), ("init", ("he", "orthogonal"))):
             self.expect((name,), ", ".join(allowed), allowed.__contains__)
         self.expect(("hidden",), "layer widths, as in 256,256", lambda widths: min(widths, default=1) >= 1)
         self.expect(("channels",), "numbers of channels, as in 32,64", lambda widths: min(widths, default=0) >= 1)

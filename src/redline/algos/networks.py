@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.algos.bodies import MLP, Body, TwinBody, body_kind, make_body
+from redline.algos.columns import AfterstateColumns
 from redline.algos.distribution import Kind
 from redline.algos.init_weights import init_weights
 from redline.algos.network_config import NetworkConfig, gather, masked
@@ -21,16 +22,20 @@ from redline.core.records import Spec
 
 
 class Afterstates(nn.Module):
-    """One MLP over the afterstate of every action: an action's value is its reward plus the discounted afterstate value.
+    """One network over the afterstate of every action: an action's value is its reward plus the discounted afterstate value.
 
-    obs (B, A, F), with the reward as feature 0 -> (B, A) float32.
+    obs (B, A, F), with the reward as feature 0 -> (B, A) float32. It is an MLP, or with boards it may be `columns`.
     """
 
     def __init__(self, spec: Spec, config: NetworkConfig, gamma: float, outputs: int = 1) -> None:
         super().__init__()
         self.gamma, self.outputs = gamma, outputs
         row = dataclasses.replace(spec, obs_shape=spec.obs_shape[1:], num_actions=outputs, afterstates=False)
-        self.row = MLP(row, config)
+        if config.net == "columns":
+            assert spec.afterstate_board is not None
+            self.row: nn.Module = AfterstateColumns(row, spec.afterstate_board, config)
+        else:
+            self.row = MLP(row, config)
 
     def rows(self, obs: Tensor) -> Tensor:
         """Return the outputs for every afterstate: (B, A, outputs) float32."""
@@ -190,5 +195,9 @@ def build_actor_critic(
 
 
 def _check_afterstates(spec: Spec, config: NetworkConfig) -> None:
-    if spec.afterstates and config.net not in ("auto", "mlp"):
+    if not spec.afterstates or config.net in ("auto", "mlp"):
+        return
+    if spec.afterstate_board is None:
         raise UserError(f"net is {config.net}, but afterstates are rows of features; use mlp or auto.")
+    if config.net != "columns":
+        raise UserError(f"net is {config.net}, but boards of afterstates are read by columns, mlp or auto only.")

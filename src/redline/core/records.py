@@ -43,6 +43,8 @@ class Spec:
     afterstates: bool = (
         False  # an observation is (A, F): row a describes the board after action a, feature 0 its reward
     )
+    # Rows and columns of the board whose cells are features 1 to H * W of an afterstate, row by row; None: there is none.
+    afterstate_board: tuple[int, int] | None = None
     frames: int = 1  # number of stacked frames in an observation, the newest last
     truncates: bool = False  # the rules can truncate an episode (Events.truncated)
     limit: int = 0  # steps after which the rules truncate at the latest; 0: unknown

@@ -48,10 +48,6 @@ def num_placements(config: Config) -> int:
     return 4 * config.width - 6
 
 
-def num_features(config: Config) -> int:
-    return len(FEATURES) + config.width + 7 * config.previews
-
-
 def place_piece(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
     """Settle the falling piece: State, terminated, lines, whether it settled."""
     known = (action >= 0) & (action < num_placements(config))
@@ -134,16 +130,36 @@ def features(config: Config, state: State, after: Landing) -> Tensor:
     controllers reach their published scores (docs/log.md). `landing_height` is doubled and without an offset, so that it
     is an integer. `reward` is that of the placement, without the penalty for a next piece that has no room.
     """
-    reward = config.reward_line * after.lines.to(torch.float32)
-    reward = shape_reward(config, reward, state.columns.split(1, 1), after.columns, after.legal)
+    reward = _placement_reward(config, state, after)
     known = {"reward": reward, "lines": after.lines, "landing_height": after.landing, "eroded_cells": after.eroded}
     known |= board_features(config, after.columns)
     rows = [known[name].to(torch.float32) for name in FEATURES]
     rows += [heights(column).to(torch.float32) for column in after.columns]
-    for preview in range(1, 1 + config.previews):
-        piece = state.pieces[:, preview].unsqueeze(1)
-        rows += [(piece == kind).to(torch.float32).expand_as(reward) for kind in range(7)]
-    return torch.stack(rows, 2)
+    return torch.stack(rows + _next_pieces(config, state, reward), 2)
+
+
+def boards(config: Config, state: State, after: Landing) -> Tensor:
+    """Return (N, A, 1 + H * W + 7 * previews) float32: `reward` of `features`, the cells of the board, the next pieces.
+
+    Cells are 1 where settled, row by row, the top row first.
+    """
+    reward = _placement_reward(config, state, after)
+    row = torch.arange(config.height - 1, -1, -1, dtype=torch.int32, device=reward.device).view(-1, 1)
+    cells = (torch.stack(after.columns, 2).unsqueeze(2) >> row) & 1
+    coming = [piece.unsqueeze(2) for piece in _next_pieces(config, state, reward)]
+    return torch.cat([reward.unsqueeze(2), cells.flatten(2).to(torch.float32), *coming], 2)
+
+
+def _placement_reward(config: Config, state: State, after: Landing) -> Tensor:
+    """Return the rewards (N, A) float32 of placements, without the penalty for a next piece that has no room."""
+    reward = config.reward_line * after.lines.to(torch.float32)
+    return shape_reward(config, reward, state.columns.split(1, 1), after.columns, after.legal)
+
+
+def _next_pieces(config: Config, state: State, like: Tensor) -> list[Tensor]:
+    """Return the next pieces one-hot: seven tensors for each, of the shape (N, A) of `like`."""
+    coming = [state.pieces[:, preview].unsqueeze(1) for preview in range(1, 1 + config.previews)]
+    return [(piece == kind).to(torch.float32).expand_as(like) for piece in coming for kind in range(7)]
 
 
 def board_features(config: Config, columns: Sequence[Tensor]) -> dict[str, Tensor]:

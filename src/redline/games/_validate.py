@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
@@ -120,6 +121,9 @@ def _validate_spec(game: Game, spec: Any) -> None:
         raise fault(game, "spec.obs_shape", f"is {spec.obs_shape}", f"({spec.num_actions}, F), a row for each action")
     if spec.afterstates and spec.obs_dtype != torch.float32:
         raise fault(game, "spec.obs_dtype", f"is {spec.obs_dtype}", "torch.float32 for afterstates")
+    board = spec.afterstate_board
+    if board is not None and not (spec.afterstates and 1 + math.prod(board) <= spec.obs_shape[1]):
+        raise fault(game, "spec.afterstate_board", f"is {board}", "afterstates that hold its cells after the reward")
     channels = spec.obs_shape[-1 if spec.afterstates else 0]
     if not isinstance(spec.obs_scale, tuple) or len(spec.obs_scale) != channels:
         unit = "feature" if spec.afterstates else "channel"

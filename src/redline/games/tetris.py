@@ -26,9 +26,10 @@ from redline.games._tetris_paint import PALETTE as PALETTE
 from redline.games._tetris_paint import board_cells, paint_settled, small_boards
 from redline.games._tetris_placements import (
     FEATURES,
+    Landing,
     afterstates,
+    boards,
     features,
-    num_features,
     num_placements,
     place_piece,
     room_for_placements,
@@ -56,7 +57,7 @@ class Config:
     gravity: int = 3  # keys: ticks until the piece falls by one row
     start_height: int = 0  # a new game starts on a random stack of 0 to this many rows
     ceiling: int = 0  # rows a piece may reach, 0: all; games below a low ceiling are short and teach survival faster
-    view: Literal["planes", "afterstates"] = "planes"  # the board; or features of the afterstate of each placement
+    view: Literal["planes", "afterstates", "boards"] = "planes"  # the board; or features or cells of each afterstate
     reward_line: float = 1.0  # each line cleared
     reward_death: float = -1.0  # when the game is lost
     reward_hole: float = 0.0  # each additional hole; refunded for each hole removed
@@ -82,10 +83,10 @@ class Config:
             raise UserError(f"env.actions is '{self.actions}'; expected placement or keys.")
         if self.pieces not in ("bag7", "uniform"):
             raise UserError(f"env.pieces is '{self.pieces}'; expected bag7 or uniform.")
-        if self.view not in ("planes", "afterstates"):
-            raise UserError(f"env.view is '{self.view}'; expected planes or afterstates.")
-        if self.view == "afterstates" and self.actions == "keys":
-            raise UserError("env.view is 'afterstates', which shows placements; take it with env.actions placement.")
+        if self.view not in ("planes", "afterstates", "boards"):
+            raise UserError(f"env.view is '{self.view}'; expected planes, afterstates or boards.")
+        if self.view != "planes" and self.actions == "keys":
+            raise UserError(f"env.view is '{self.view}', which shows placements; take it with env.actions placement.")
         if self.hold and self.actions != "keys":
             raise UserError("env.hold puts the falling piece aside with a key; take it with env.actions keys.")
         if self.hold and self.previews == 2 and self.height < 7:
@@ -113,27 +114,8 @@ LIVE = ("start_height", "ceiling", "reward_line", "reward_death", "reward_hole",
 
 
 def spec(config: Config) -> Spec:
-    if config.view == "afterstates":
-        rows = config.height**-0.5
-        scales = {"reward": 1.0, "lines": 0.5, "landing_height": 0.5 / config.height, "eroded_cells": 0.2}
-        scales |= {"row_transitions": 0.3 / config.height, "column_transitions": 0.5 / config.width, "holes": 0.2}
-        scales |= {"wells": 0.1, "hole_depth": 0.1, "rows_with_holes": 0.3, "diversity": 0.3, "bumpiness": rows / 5}
-        return Spec(
-            obs_shape=(num_placements(config), num_features(config)),
-            obs_dtype=torch.float32,
-            obs_scale=(
-                *(scales[name] for name in FEATURES),
-                *[2 / config.height] * config.width,
-                *[1.0] * 7 * config.previews,
-            ),
-            obs_low=float("-inf"),
-            obs_high=float("inf"),
-            num_actions=num_placements(config),
-            score_name="lines",
-            winnable=False,
-            masked=True,
-            afterstates=True,
-        )
+    if config.view != "planes":
+        return _afterstates_spec(config)
     keys = config.actions == "keys"
     return Spec(
         obs_shape=(4, config.height, config.width),
@@ -145,6 +127,34 @@ def spec(config: Config) -> Spec:
         winnable=False,
         masked=not keys,
     )
+
+
+def _afterstates_spec(config: Config) -> Spec:
+    board = (config.height, config.width) if config.view == "boards" else None
+    cells = 1 + config.height * config.width + 7 * config.previews
+    scale = _feature_scales(config) if board is None else (1.0,) * cells
+    return Spec(
+        obs_shape=(num_placements(config), len(scale)),
+        obs_dtype=torch.float32,
+        obs_scale=scale,
+        obs_low=float("-inf"),
+        obs_high=float("inf"),
+        num_actions=num_placements(config),
+        score_name="lines",
+        winnable=False,
+        masked=True,
+        afterstates=True,
+        afterstate_board=board,
+    )
+
+
+def _feature_scales(config: Config) -> tuple[float, ...]:
+    rows = config.height**-0.5
+    scales = {"reward": 1.0, "lines": 0.5, "landing_height": 0.5 / config.height, "eroded_cells": 0.2}
+    scales |= {"row_transitions": 0.3 / config.height, "column_transitions": 0.5 / config.width, "holes": 0.2}
+    scales |= {"wells": 0.1, "hole_depth": 0.1, "rows_with_holes": 0.3, "diversity": 0.3, "bumpiness": rows / 5}
+    columns, pieces = [2 / config.height] * config.width, [1.0] * 7 * config.previews
+    return (*(scales[name] for name in FEATURES), *columns, *pieces)
 
 
 def init(config: Config, key: Tensor) -> State:
@@ -188,14 +198,18 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 def observe(config: Config, state: State) -> Tensor:
     """Return (N, 4, H, W) uint8: settled cells, falling piece, its landing place, next pieces; or (N, A, F) float32."""
-    if config.view == "afterstates":
-        return features(config, state, afterstates(config, state))
-    return draw_planes(config, state)
+    if config.view == "planes":
+        return draw_planes(config, state)
+    return _show_afterstates(config, state, afterstates(config, state))
 
 
 def observe_afterstate(config: Config, state: State, action: Tensor) -> Tensor:
-    """Return (N, F) float32: the features of one afterstate of each game. action (N,) integer."""
-    return features(config, state, afterstates(config, state, action.to(torch.int32))).squeeze(1)
+    """Return (N, F) float32: one afterstate of each game, as `observe` shows it. action (N,) integer."""
+    return _show_afterstates(config, state, afterstates(config, state, action.to(torch.int32))).squeeze(1)
+
+
+def _show_afterstates(config: Config, state: State, after: Landing) -> Tensor:
+    return (boards if config.view == "boards" else features)(config, state, after)
 
 
 def legal(config: Config, state: State) -> Tensor:

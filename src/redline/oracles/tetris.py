@@ -264,9 +264,11 @@ class Oracle:
         }
 
     def observe(self) -> Any:
-        """Return planes, the top row first: settled, falling, landing, next; or a row of features for each action."""
+        """Return planes, the top row first: settled, falling, landing, next; or a row of numbers for each action."""
         if self.config.view == "afterstates":
             return self._judged()
+        if self.config.view == "boards":
+            return self._boards()
         width, height = self.config.width, self.config.height
         settled = [list(row) for row in self.board]
         falling, landing, coming = (empty_board(width, height) for _ in range(3))
@@ -283,14 +285,28 @@ class Oracle:
 
     def _judged(self) -> list[list[float]]:
         """Return the features of each placement's afterstate; an empty row where it is illegal."""
-        coming = [float(piece == kind) for piece in self.pieces[1:] for kind in range(7)]
         rows = []
         for after in self.afterstates():
-            reward = self._reward(self.board, after.board, after.lines, terminated=False, locked=True)
-            placed = [reward, after.lines, landing_height(after.drop, after.height), after.eroded]
+            placed = [self._placed(after), after.lines, landing_height(after.drop, after.height), after.eroded]
             counted = [count(after.board) for count in COUNTS]
-            rows.append([*placed, *counted, *heights(after.board), *coming] if after.legal else [])
+            rows.append([*placed, *counted, *heights(after.board), *self._coming()] if after.legal else [])
         return rows
+
+    def _boards(self) -> list[list[float]]:
+        """Return the reward, the cells and the next pieces of each placement's afterstate; an empty row where illegal."""
+        rows = []
+        for after in self.afterstates():
+            cells = [float(cell) for row in reversed(after.board) for cell in row]
+            rows.append([self._placed(after), *cells, *self._coming()] if after.legal else [])
+        return rows
+
+    def _placed(self, after: Afterstate) -> float:
+        """Return the reward of a placement, without the penalty for a next piece that has no room."""
+        return self._reward(self.board, after.board, after.lines, terminated=False, locked=True)
+
+    def _coming(self) -> list[float]:
+        """Return the next pieces, each as one of seven."""
+        return [float(piece == kind) for piece in self.pieces[1:] for kind in range(7)]
 
 
 def empty_board(width: int, height: int) -> Board:

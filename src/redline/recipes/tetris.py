@@ -48,7 +48,7 @@ def curriculum(config: Any) -> tuple[Phase, ...]:
     one of twenty alive for good, and games that end teach it. On lower boards games end often enough. (With planes the
     piece would be drawn below the ceiling, which the final board does not have.)
     """
-    low = {"ceiling": 10} if config.view == "afterstates" and config.height >= 16 and not config.ceiling else {}
+    low = {"ceiling": 10} if config.view != "planes" and config.height >= 16 and not config.ceiling else {}
     return (
         Phase("lines", 0.0, 0.33, {"reward_hole": -0.01, "reward_height": -0.01} | low),
         Phase("moderate", 0.33, 0.66, {"reward_hole": -0.05, "reward_height": -0.02} | low),
