@@ -527,7 +527,7 @@ WRONG = {
     "train snake --steps nan": "steps is 'nan'; expected a number",
     "train snake --minutes inf": "minutes is 'inf'; expected a number",
     "train snake --env.width wide": "env.width is 'wide'; expected a number",
-    "train snake --dqn.net cn": "dqn.net is 'cn'; did you mean 'cnn'? Expected auto, mlp, cnn, resnet, pixels.",
+    "train snake --dqn.net cn": "dqn.net is 'cn'; did you mean 'cnn'? Expected auto, mlp, cnn, resnet, pixels, columns.",
     "train snake --dqn.double maybe": "dqn.double is 'maybe'; expected true or false.",
     "train snake --dqn.hidden 8,x": "dqn.hidden is '8,x'; expected whole numbers separated by commas",
     "eval RUN --episodes few": "episodes is 'few'; expected a number",

@@ -41,6 +41,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"env": "snake", "n_step": 3},
     {"env": "tetris", "env_options": {"actions": "keys"}},
     {"env": "tetris", "env_options": {"view": "planes"}},
+    {"env": "tetris", "env_options": {"view": "boards"}},
+    {"env": "tetris", "algo": "dqn", "env_options": {"view": "boards"}},
     {"env": "tetris", "env_options": {"height": 12, "reward_hole": -1.0}},
     {"env": "mario:1-2", "env_options": {"frame_skip": 2}},
     {"env": "mario", "actors": 0},
