@@ -627,6 +627,18 @@ def growth(file: Record) -> Iterator[Row]:
         yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s", {"commit": ", ".join(commits)})
 
 
+def arithmetic(file: Record) -> Iterator[Row]:
+    """Return a row per learner that was trained for the same steps before and after its arithmetic changed."""
+    for learner in dict.fromkeys(row["learner"] for row in file["rows"]):
+        runs = {
+            when: [x["foods"] for x in file["rows"] if (x["learner"], x["arithmetic"]) == (learner, when)]
+            for when in ("now", "before")
+        }
+        ours, before = (span(foods, lambda x: f"{x:.1f}") for foods in runs.values())
+        what = f"Snake 10x10 with {learner}, foods of 512 games after the same steps, {len(runs['now'])} seeds"
+        yield Row(LEARNING, what, f"{ours} with fused kernels, {before} before")
+
+
 def inference(file: Record) -> Iterator[Row]:
     """Rows of `bench/inference.py`."""
     names = {"actors": "actors that choose their own actions", "central": "actors, actions chosen centrally"}
@@ -651,6 +663,7 @@ def mario_ablation(file: Record) -> Iterator[Row]:
 # Files whose names begin like this share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "agents-": agents,
+    "arithmetic-": arithmetic,
     "bench-": bench_tables,
     "inference-": inference,
     "mario-ablation-": mario_ablation,
@@ -709,8 +722,6 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "gpu-env": env_table,
     "gpu-start-cold": started,
     "gpu-start-warm": started,
-    "gpu-start-ppo-cold": started,
-    "gpu-start-ppo-warm": started,
     "gpu-train": train_table,
     "learners-h200": learners,
     "learners-redesign-h200": learners_redesign,
