@@ -65,8 +65,8 @@ ROWS = {
         f"tetris {_UNIFORM} --minutes 24", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=2_000_000_000
     ),
     "tetris-10x20-cpu": Row(
-        "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", 1_000, 16,
-        CORES, 100_000,
+        "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", 100, 64,
+        CORES, 200_000,
     ),
     "tetris-10x10-planes": Row(
         f"tetris --env.height 10 --env.view planes {_UNIFORM}",
@@ -85,7 +85,8 @@ ROWS = {
 
 CURVE_POINTS = 40
 _TRAINED = ("env_steps", "updates", "samples_trained", "seconds", "preparation_seconds")
-_PLAYED = ("episodes", "finished", "score_mean", "score_low", "score_high", "score_censored", "length_mean")
+_PLAYED = ("episodes", "finished", "score_mean", "score_low", "score_high", "length_mean")
+_PLAYED += ("score_censored", "score_censored_low", "score_censored_high", "game_overs")
 _PLAYED += ("win_rate", "win_rate_low", "win_rate_high", "steps_per_win")
 
 
@@ -142,9 +143,15 @@ def training_curve(metrics: Path, points: int = CURVE_POINTS) -> list[dict[str, 
     return curve
 
 
+def value(row: dict[str, Any], run: dict[str, Any]) -> float:
+    """Return a run's figure; where no game ended in its evaluation, the lower end of the interval of the score per end."""
+    figure = run[row["figure"]]
+    return float(run["score_censored_low"] if figure is None else figure)
+
+
 def summary(row: dict[str, Any]) -> dict[str, float]:
     """Return IQM and 95 % interval of a row's figure over its seeds, and how many of them reach the bar."""
-    values = np.array([run[row["figure"]] for run in row["runs"] if "error" not in run], dtype=np.float64)
+    values = np.array([value(row, run) for run in row["runs"] if "error" not in run])
     if not len(values):
         return {}
     low, high = bootstrap(values)[1]
@@ -183,7 +190,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run = train(name, seed, options, Path(folder) / "run")
                 row["runs"] = sorted([*done, run], key=lambda run: run["seed"])
-                best = "error" not in run and all(run[row["figure"]] >= other[row["figure"]] for other in done)
+                best = "error" not in run and all(value(row, run) >= value(row, other) for other in done)
                 if arguments.keep and best:
                     pack(Path(folder) / "run", arguments.keep / name)
             if arguments.out:

@@ -8,7 +8,7 @@ from typing import Any
 
 from redline.run.agent import Agent
 from redline.run.progress import quantity
-from redline.tools.wording import checkpoint_name
+from redline.tools.wording import checkpoint_name, per_game_over
 
 
 def model_card(agent: Agent, exported: dict[str, Any]) -> str:
@@ -61,6 +61,8 @@ def _facts(agent: Agent, exported: dict[str, Any]) -> list[str]:
         )
         games = f"{evaluation['episodes']:,} held-out games, greedy, seed {evaluation['seed']}"
         rows[f"mean {name}"] = f"{evaluation['score_mean']:.2f} (95 % interval {interval}; {games})"
+        if evaluation["finished"] < evaluation["episodes"]:  # the others count in the mean as they stood
+            rows[f"{name} per game over"] = per_game_over(evaluation)
         if evaluation.get("win_rate"):
             low, high = 100 * evaluation["win_rate_low"], 100 * evaluation["win_rate_high"]
             rows["games won"] = f"{100 * evaluation['win_rate']:.2f} % (95 % interval {low:.2f} to {high:.2f} %)"
