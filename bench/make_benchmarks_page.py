@@ -98,8 +98,13 @@ def agents(file: Record) -> Iterator[Row]:
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
         kept = f", [agent](../{card})" if (ROOT / card).exists() else ""
-        what = f"{row['title']}: `{row['command']}`, {len(runs)} seeds, {row['games']:,} games each{kept}"
-        result = f"{text(seeds['iqm'])} {unit} ({text(seeds['low'])} to {text(seeds['high'])})"
+        count = (
+            f"{len(runs)} seeds, {row['games']:,} games each" if len(runs) > 1 else f"one seed, {row['games']:,} games"
+        )
+        what = f"{row['title']}: `{row['command']}`, {count}{kept}"
+        result = f"{text(seeds['iqm'])} {unit}"
+        if len(runs) > 2:  # two seeds tell nothing about others
+            result += f" ({text(seeds['low'])} to {text(seeds['high'])})"
         result += f"; {seeds['reached']} of {len(row['runs'])} reach {text(row['bar'])}"
         result += f"; {failed} failed" if failed else ""
         wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]

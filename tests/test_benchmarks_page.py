@@ -59,18 +59,21 @@ def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None
         "bar": 0.99,
         "games": 4096,
     }
-    row |= {"runs": [run, run | {"seed": 1, "wall_seconds": 63.2}, {"seed": 2, "error": "exit code 1"}]}
+    row |= {"runs": [run, run, run | {"seed": 1, "wall_seconds": 63.2}, {"seed": 2, "error": "exit code 1"}]}
     row |= {"summary": {"iqm": 0.995, "low": 0.99, "high": 1.0, "reached": 2}}
     record = {"hardware": "NVIDIA H200, 16 CPU cores", "rows": {"no-such-agent": row}}
     (tmp_path / "agents-h200.json").write_text(json.dumps(record))
     page = script.page(tmp_path)
     assert (
-        "| Snake 10x10, PPO: `redline train snake`, 2 seeds, 4,096 games each | 99.5 % won (99.0 % to 100.0 %); "
+        "| Snake 10x10, PPO: `redline train snake`, 3 seeds, 4,096 games each | 99.5 % won (99.0 % to 100.0 %); "
         in page
     )
     assert (
-        "2 of 3 reach 99.0 %; 1 failed; 812 steps a win; 2 M env-steps in 61 to 63 s (60 CPU seconds) | H200 |" in page
+        "2 of 4 reach 99.0 %; 1 failed; 812 steps a win; 2 M env-steps in 61 to 63 s (60 CPU seconds) | H200 |" in page
     )
+    (alone,) = script.agents(record | {"rows": {"a": row | {"runs": [run]}}})
+    assert alone.what.endswith("one seed, 4,096 games")
+    assert alone.result.startswith("99.5 % won; ")  # no interval
     assert "![Learning curves: Snake 10x10, PPO](images/learning-no-such-agent.png)" in page
 
 

@@ -35,6 +35,8 @@ def test_factors_in_int8_are_multiplied() -> None:
     [
         ({"w#int8": torch.ones(2, 2, dtype=torch.int8)}, "comes without w#scale"),
         ({"w#int8": torch.ones(2, 2, dtype=torch.int8), "w#scale": torch.ones(3)}, "no scale for each"),
+        ({"w#int8": torch.tensor(1, dtype=torch.int8), "w#scale": torch.tensor(1.0)}, "no scale for each"),
+        ({"w": torch.ones(1), "w#left": torch.ones(1, 1), "w#right": torch.ones(1, 1)}, "stored twice"),
         ({"w#left": torch.ones(2, 2), "w#right": torch.ones(3, 2)}, "does not fit"),
         ({"w#left": torch.ones(1 << 14, 1), "w#right": torch.ones(1, 1 << 14)}, "larger than any"),
     ],
@@ -42,6 +44,11 @@ def test_factors_in_int8_are_multiplied() -> None:
 def test_parts_that_do_not_match_are_refused(stored: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         unpack(stored)
+
+
+def test_odd_types_are_read_as_numbers() -> None:
+    stored = {"w#left": torch.ones(2, 1, dtype=torch.int64), "w#right": torch.ones(1, 2, dtype=torch.bool)}
+    assert torch.equal(unpack(stored)["w"], torch.ones(2, 2))
 
 
 def test_weights_of_training_stay_as_they_are() -> None:

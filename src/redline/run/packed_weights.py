@@ -33,17 +33,24 @@ def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = dict(stored)
     for name in [name for name in weights if name.endswith(INT8)]:
         codes, scale = weights.pop(name), _other(weights, name, INT8, SCALE)
-        if scale.shape != codes.shape[:1]:
+        if not codes.dim() or scale.shape != codes.shape[:1]:
             raise ValueError(f"{name} has no scale for each of its rows")
-        weights[name.removesuffix(INT8)] = codes.float() * scale.reshape(-1, *[1] * (codes.dim() - 1))
+        rows = scale.float().reshape(-1, *[1] * (codes.dim() - 1))
+        _add(weights, name.removesuffix(INT8), codes.float() * rows)
     for name in [name for name in weights if name.endswith(LEFT)]:
         left, right = weights.pop(name), _other(weights, name, LEFT, RIGHT)
         if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
             raise ValueError(f"{name} does not fit its other factor")
         if left.shape[0] * right.shape[1] > _MOST:
             raise ValueError(f"{name} belongs to a matrix larger than any network's")
-        weights[name.removesuffix(LEFT)] = left @ right
+        _add(weights, name.removesuffix(LEFT), left.float() @ right.float())
     return weights
+
+
+def _add(weights: dict[str, Tensor], name: str, weight: Tensor) -> None:
+    if name in weights:
+        raise ValueError(f"'{name}' is stored twice")
+    weights[name] = weight
 
 
 def _other(weights: dict[str, Tensor], name: str, suffix: str, other: str) -> Tensor:
