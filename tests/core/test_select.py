@@ -35,18 +35,20 @@ def test_layout_holds_every_cell(cells: int) -> None:
 
 @pytest.mark.parametrize("cells", WIDTHS)
 def test_full_set_and_one_cell(cells: int) -> None:
-    assert torch.equal(full_set(cells, CPU), packed(torch.ones(1, cells, dtype=torch.bool)))
-    single = one_cell(torch.arange(cells, dtype=torch.int32), cells)
+    assert torch.equal(
+        torch.tensor([full_set(cells)], dtype=torch.int32), packed(torch.ones(1, cells, dtype=torch.bool))
+    )
+    single = torch.stack(one_cell(torch.arange(cells, dtype=torch.int32), cells), 1)
     assert single.dtype == torch.int32
     assert torch.equal(single, packed(torch.eye(cells, dtype=torch.bool)))
-    assert not one_cell(torch.tensor([-1], dtype=torch.int32), cells).any()
+    assert not any(one_cell(torch.tensor([-1], dtype=torch.int32), cells))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=150).filter(any), st.data())
 def test_nth_cell_of_any_set(row: list[bool], data: st.DataObject) -> None:
     places = [place for place, value in enumerate(row) if value]
     rank = data.draw(st.integers(0, len(places) - 1))
-    found = nth_cell(packed(torch.tensor([row])), torch.tensor([rank], dtype=torch.int32), len(row))
+    found = nth_cell(packed(torch.tensor([row])).unbind(1), torch.tensor([rank], dtype=torch.int32), len(row))
     assert found.tolist() == [places[rank]]
 
 
@@ -59,14 +61,14 @@ def test_nth_cell_of_every_rank(cells: int) -> None:
     for row in (torch.ones(cells, dtype=torch.bool), dense, sparse):
         places = row.nonzero().squeeze(1)
         ranks = torch.arange(len(places), dtype=torch.int32)
-        found = nth_cell(packed(row.unsqueeze(0)).expand(len(places), -1), ranks, cells)
+        found = nth_cell(packed(row.unsqueeze(0)).expand(len(places), -1).unbind(1), ranks, cells)
         assert found.dtype == torch.int32
         assert torch.equal(found.long(), places)
 
 
 @pytest.mark.parametrize("cells", WIDTHS)
 def test_nth_cell_of_sets_of_one(cells: int) -> None:
-    found = nth_cell(packed(torch.eye(cells, dtype=torch.bool)), torch.zeros(cells, dtype=torch.int32), cells)
+    found = nth_cell(packed(torch.eye(cells, dtype=torch.bool)).unbind(1), torch.zeros(cells, dtype=torch.int32), cells)
     assert torch.equal(found.long(), torch.arange(cells))
 
 

@@ -18,6 +18,7 @@ from redline.core.select import pack
 from redline.envs import batch, make, make_rules
 from redline.envs.batch import env_keys
 from redline.games import _snake_views, snake
+from redline.games._snake_grid import age_bits, every_age, mark_cell, occupied
 from redline.games.snake import Config, State
 from redline.oracles.snake import MOVES, Oracle
 from redline.oracles.snake import _path as oracle_path
@@ -38,10 +39,19 @@ def draw(picture: str, heading: int, hunger: int = 0, **options: Any) -> tuple[C
 
 def picture(config: Config, state: State) -> str:
     """The drawing of one game."""
-    marks = [str(age) if age else "." for age in state.ages.flatten().tolist()]
+    marks = [str(age) if age else "." for age in every_age(config, state.ages).flatten().tolist()]
     if state.food >= 0:
         marks[state.food] = "*"
     return "\n".join(" ".join(marks[row * config.width :][: config.width]) for row in range(config.height))
+
+
+def in_words(config: Config, ages: Tensor) -> Tensor:
+    """State.ages of boards of ages (N, H, W), cell by cell."""
+    each = 32 // age_bits(config)
+    words = torch.zeros(len(ages), -(-config.cells // each), dtype=torch.int32)
+    for cell in range(config.cells):
+        words[:, cell // each] |= ages.flatten(1)[:, cell].to(torch.int32) << age_bits(config) * (cell % each)
+    return words
 
 
 def move(config: Config, state: State, action: int) -> tuple[State, Tensor, Tensor, Events]:
@@ -93,7 +103,7 @@ def test_eating_grows() -> None:
         . . . . 6
         . . . . .
     """)
-    assert after.ages.flatten()[new_food] == 0
+    assert every_age(config, after.ages).flatten()[new_food] == 0
     assert (after.length, after.hunger) == (6, 0)
     assert (reward, terminated, events.score, events.won) == (config.reward_food, False, 1, False)
 
@@ -210,7 +220,7 @@ def test_winning_fills_the_board_and_terminates() -> None:
     assert not events.truncated
     assert reward == config.reward_food + 7.0
     assert after.food == -1
-    assert sorted(after.ages.flatten().tolist()) == list(range(1, 17))
+    assert sorted(every_age(config, after.ages).flatten().tolist()) == list(range(1, 17))
     assert snake.observe(config, after)[0, 2].sum() == 0
     assert (snake.cells(config, after) != 3).all()
 
@@ -275,7 +285,7 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
 
     heading = torch.where(state.heading % 2 == 0, 2 - state.heading, state.heading).to(torch.int8)
     other = state._replace(
-        ages=state.ages.flip(1),
+        ages=in_words(config, every_age(config, state.ages).flip(1)),
         head=flipped(state.head),
         food=flipped(state.food),
         tail=flipped(state.tail),
@@ -317,7 +327,7 @@ def test_wrapped_view_without_mirror_leaves_the_food_to_the_left() -> None:
 def test_food_of_a_new_game_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tensor], bool]) -> None:
     config = Config()
     state = snake.init(config, env_keys(0, torch.arange(97 * 200)))
-    free = (state.ages[0] == 0).flatten()
+    free = (every_age(config, state.ages)[0] == 0).flatten()
     counts = torch.bincount(state.food.long(), minlength=config.cells)
     assert free.sum() == 97
     assert counts[~free].sum() == 0
@@ -335,7 +345,7 @@ def test_next_food_is_uniform_over_the_free_cells(looks_uniform: Callable[[Tenso
     keys = env_keys(1, torch.arange(22 * 300))
     many = State(*(x.expand(len(keys), *x.shape[1:]) for x in state))._replace(key=keys)
     after, _, _, _ = snake.step(config, many, torch.full((len(keys),), RIGHT))
-    free = (after.ages[0] == 0).flatten()
+    free = (every_age(config, after.ages)[0] == 0).flatten()
     counts = torch.bincount(after.food.long(), minlength=config.cells)
     assert free.sum() == 22
     assert counts[~free].sum() == 0
@@ -346,9 +356,8 @@ def test_random_start_is_uniform_and_whole(looks_uniform: Callable[[Tensor], boo
     """Every turn and every place that leaves room for the body, equally often within a turn."""
     config = Config(width=5, height=4, start="random", start_length=3)
     state = snake.init(config, env_keys(2, torch.arange(12_000)))
-    assert torch.equal(
-        state.ages.flatten(1).sort(1).values[:, -4:], torch.tensor([0, 1, 2, 3]).to(torch.int8).expand(12_000, -1)
-    )
+    ages = every_age(config, state.ages).flatten(1)
+    assert torch.equal(ages.sort(1).values[:, -4:], torch.tensor([0, 1, 2, 3], dtype=torch.int32).expand(12_000, -1))
     assert looks_uniform(torch.bincount(state.heading.long(), minlength=4))
     for heading, places in ((UP, 10), (RIGHT, 12), (DOWN, 10), (LEFT, 12)):
         heads = torch.bincount(state.head[state.heading == heading].long())
@@ -368,7 +377,7 @@ def test_long_starts_are_whole_snakes(
     assert looks_uniform(torch.bincount(state.length.long(), minlength=longest + 1)[start_length:])
     heads = torch.bincount(state.head.long(), minlength=config.cells)
     assert (heads > 0).sum() > min(config.cells - 10, 900)  # everywhere
-    ages = state.ages.flatten(1)
+    ages = every_age(config, state.ages).flatten(1)
     assert torch.equal(ages.max(1).values.long(), state.length.long())
     assert torch.equal((ages > 0).sum(1), state.length.long())
     strides = torch.tensor([-width, 1, width, -1])
@@ -455,13 +464,24 @@ def test_rules_have_not_changed_without_a_new_version() -> None:
     assert (snake.VERSION, digest.hexdigest()[:16]) == (1, "55fb075c52d54164")
 
 
-@pytest.mark.parametrize("size", [(10, 10), (6, 6), (12, 11), (20, 20), (16, 17)], ids=str)
-def test_planes_by_words(size: tuple[int, int]) -> None:
-    """What a GPU writes four bytes at a time is what is written here cell by cell; a won board has no food."""
-    rules = make_rules("snake", {"width": size[0], "height": size[1], "start": "random", "long_start": 20})
-    state = rules.game.init(rules.config, env_keys(3, torch.arange(256)))
+@pytest.mark.parametrize("size", [(10, 10), (6, 6), (5, 5), (12, 11), (13, 11), (20, 20), (16, 17), (15, 15)], ids=str)
+def test_boards_in_words(size: tuple[int, int]) -> None:
+    """Words hold the ages of all cells, and planes made of words are those made cell by cell; a won board has no food."""
+    config = Config(width=size[0], height=size[1], start="random", long_start=size[0] * size[1] - 2)
+    state = snake.init(config, env_keys(3, torch.arange(256)))
     state = state._replace(food=torch.where(torch.arange(256) % 7 == 0, -1, state.food).to(torch.int16))
-    expected = snake.observe(rules.config, state)
-    found = _snake_views.planes_by_words(rules.config, state, expected.dtype)
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert torch.equal(found, expected)
+    ages = every_age(config, state.ages)
+    assert ages.max() > 0.9 * config.cells
+    assert torch.equal(in_words(config, ages), state.ages)
+    assert torch.equal(occupied(config, state.ages), in_words(config, ages > 0))
+    obs = snake.observe(config, state)
+    for plane, expected in enumerate((ages, mark_cell(config, state.head), mark_cell(config, state.food))):
+        assert torch.equal(obs[:, plane], expected.to(obs.dtype))
+
+
+def test_occupied_cells_of_any_age() -> None:
+    """No age of a board disturbs its neighbours in the word."""
+    for config in (Config(), Config(width=40, height=40)):
+        ages = torch.arange(config.cells).view(1, config.height, config.width)
+        for boards in (ages, ages.flip(2), ages * 0 + config.cells, ages % 2 * config.cells):
+            assert torch.equal(occupied(config, in_words(config, boards)), in_words(config, boards > 0))

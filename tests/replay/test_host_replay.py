@@ -99,6 +99,26 @@ def load(memory: HostReplay, saved: dict[str, Tensor]) -> bool:
     return memory.loaded()
 
 
+def test_records_of_an_earlier_layout() -> None:
+    """Where a field has become words, so that others have moved, every field still holds its own bytes."""
+    entries = 5
+    step: dict[str, Any] = {"step": ((2,), torch.int32)}
+    earlier = RowLayout({"states.ages": ((3, 3), torch.int8), "states.head": ((), torch.int16)} | step)
+    layout = RowLayout({"states.ages": ((3,), torch.int32), "states.head": ((), torch.int16)} | step)
+    records = torch.zeros(entries, earlier.size, dtype=torch.uint8)
+    number = torch.arange(entries)
+    earlier.view(records, "states.ages").copy_(number.view(-1, 1, 1) + torch.arange(9).view(3, 3))
+    earlier.view(records, "states.head").copy_(300 * number)
+    earlier.view(records, "step").copy_(torch.stack([number, -number], 1))
+    converted = layout.convert(records, earlier)
+    ages = layout.view(converted, "states.ages").contiguous().view(torch.int8)
+    assert torch.equal(ages[:, :9].long(), number.view(-1, 1) + torch.arange(9))
+    assert not ages[:, 9:].any()
+    assert layout.view(converted, "states.head").tolist() == (300 * number).tolist()
+    assert torch.equal(layout.view(converted, "step").long(), torch.stack([number, -number], 1))
+    assert layout.convert(converted, layout) is converted
+
+
 @pytest.mark.parametrize("alpha", [None, 0.6], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("storage", [PinnedRecords, small_blocks], ids=["memory", "file"])
 def test_a_thread_delivers_the_rows_that_were_drawn(storage: Storage, alpha: float | None, tmp_path: Path) -> None:

@@ -741,6 +741,19 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_copied() -> None:
     assert target["b"].all()
 
 
+@pytest.mark.parametrize(("height", "width"), [(10, 10), (5, 5), (12, 12), (13, 13)])
+def test_boards_of_a_snake_that_were_saved_cell_by_cell(height: int, width: int) -> None:
+    """Older checkpoints hold an int8 or, above 127 cells, an int16 for each cell; other sizes of the board do not fit."""
+    dtype, each = (torch.int8, 4) if height * width <= 127 else (torch.int16, 2)
+    saved = torch.arange(3 * height * width).view(3, height, width).to(dtype) % 100
+    words = torch.zeros(3, -(-height * width // each), dtype=torch.int32)
+    copy_into({"ages": words}, {"ages": saved})
+    cells = words.view(dtype)[:, : height * width]
+    assert torch.equal(cells, saved.flatten(1))
+    with pytest.raises(UserError, match="'ages' is int"):
+        copy_into({"ages": words}, {"ages": torch.zeros(3, height + 1, width, dtype=dtype)})
+
+
 # ---- A12: hostile files
 
 

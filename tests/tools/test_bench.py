@@ -44,10 +44,11 @@ def test_the_loop_plays_what_the_environments_play() -> None:
     key, ended = random.seed_key(1), 0
     for time in range(40):
         action = random.below(random.bits(random.fold(key, time), torch.arange(8)), 4)
+        seen = rules.game.observe(rules.config, envs.game)
         envs, step = batch.step(rules, envs, action)
         loop.call()
         assert all(torch.equal(x, y) for x, y in zip(leaves(loop.envs).values(), leaves(envs).values(), strict=True))
-        assert torch.equal(loop.obs, rules.game.observe(rules.config, envs.game))
+        assert torch.equal(loop.obs, seen)
         assert torch.equal(loop.reward, step.reward)
         assert torch.equal(loop.ended, step.terminated | step.truncated)
         ended += int(loop.ended.sum())

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from redline import envs
+from redline.games._snake_grid import every_age
 from redline.run import live_weights, watch_mark
 from redline.run.agent import Agent, load_agent
 from redline.run.evaluate import HELD_OUT
@@ -110,7 +111,7 @@ def test_a_snake_is_one_body_from_head_to_tail() -> None:
     games = TensorGames(rules, 16, seed=1)
     state = games.envs.game
     links = rules.game.links(rules.config, state)  # type: ignore[misc]
-    body = state.ages > 0
+    body = every_age(rules.config, state.ages) > 0
     assert torch.equal((links & 15) > 0, body)
     sides = sum((links >> bit) & 1 for bit in range(4))
     assert torch.equal(sides.sum((1, 2)), 2 * (state.length.to(torch.int64) - 1))

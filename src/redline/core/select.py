@@ -6,6 +6,8 @@ width that vectorises on every CPU; 30 bits keep clear of its sign.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,20 +23,18 @@ def layout(cells: int) -> tuple[int, int]:
     return words, -(-cells // words)
 
 
-def full_set(cells: int, device: torch.device) -> Tensor:
-    """Return the set of all cells, (1, K) int32."""
+def full_set(cells: int) -> list[int]:
+    """Return the K words of the set of all cells."""
     words, size = layout(cells)
-    first = torch.arange(0, words * size, size, dtype=torch.int32, device=device)  # cell of each word
-    return ((1 << (cells - first).clamp(max=size)) - 1).unsqueeze(0)
+    return [(1 << min(size, cells - size * k)) - 1 for k in range(words)]
 
 
-def one_cell(cell: Tensor, cells: int) -> Tensor:
-    """Return the sets of one cell each: (N,) int32 -> (N, K) int32; a negative cell gives the empty set."""
+def one_cell(cell: Tensor, cells: int) -> list[Tensor]:
+    """Return the sets of one cell each, word by word: (N,) int32 -> K times (N,) int32; a negative cell gives the empty set."""
     words, size = layout(cells)
     word = torch.div(cell, size, rounding_mode="floor")
     bit = torch.ones_like(cell) << torch.where(cell < 0, 0, cell - word * size)
-    place = torch.arange(words, device=cell.device, dtype=torch.int32)
-    return torch.where(place == word.unsqueeze(1), bit.unsqueeze(1), 0)
+    return [torch.where(word == k, bit, 0) for k in range(words)]
 
 
 def pack(mask: Tensor) -> Tensor:
@@ -50,30 +50,30 @@ def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
 
     A row without members gives an arbitrary cell.
     """
-    cells, members = mask.shape[1], pack(mask)
-    count = sum(_partial_counts(members[:, k])[-1] for k in range(members.shape[1]))
+    cells, members = mask.shape[1], pack(mask).unbind(1)
+    count = sum(_partial_counts(word)[-1] for word in members)
     rank = random.below(random_bits, count).to(torch.int32)
     return nth_cell(members, rank, cells).clamp(max=cells - 1).to(torch.int64)
 
 
-def nth_cell(members: Tensor, rank: Tensor, cells: int) -> Tensor:
-    """Return the member with `rank` others before it: members (N, K) int32, rank (N,) int32 -> (N,) int32.
+def nth_cell(members: Sequence[Tensor], rank: Tensor, cells: int) -> Tensor:
+    """Return the member with `rank` others before it: members K times (N,) int32, rank (N,) int32 -> (N,) int32.
 
     A rank too high gives a meaningless number. A cumulative sum over the cells would be the slowest part of a game's step;
     this is a few dozen integer operations a row, all in registers: find the word by its count, then the bit from the partial
     counts of 16, 8, 4, 2 and 1 bits.
     """
     words, size = layout(cells)
-    counts = [_partial_counts(members[:, k])[-1] for k in range(words)]
+    counts = [_partial_counts(word)[-1] for word in members]
     before = torch.zeros_like(rank)  # members in earlier words
     index = torch.zeros_like(rank)  # first cell of the word
-    word = members[:, 0]
+    word = members[0]
     start = torch.zeros_like(rank)  # members before word k
     for k in range(1, words):
         start = start + counts[k - 1]
         reached = start <= rank
         before = torch.where(reached, start, before)
-        word = torch.where(reached, members[:, k], word)
+        word = torch.where(reached, members[k], word)
         index = torch.where(reached, index + size, index)  # (two plain numbers to choose from would make it int64)
     rest = rank - before
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.core import random
-from redline.core.select import full_set, one_cell, pack
-from redline.games._snake_grid import age_dtype, direction, mark_cell, row_column
+from redline.core.select import full_set, layout, one_cell, pack
+from redline.games._snake_grid import age_bits, direction, mark_word, row_column
 
 if TYPE_CHECKING:
     from redline.games.snake import Config
@@ -25,35 +26,49 @@ class Body(NamedTuple):
     head: Tensor
     heading: Tensor
     tail: Tensor
-    free: Tensor
+    free: list[Tensor]
     length: Tensor
 
 
 def straight(config: Config, key: Tensor) -> Body:
     """Return snakes of start_length cells, laid out straight."""
-    height, width, length = config.height, config.width, config.start_length
-    if config.start == "random":
-        heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
-        down, right = direction(heading)
-        # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
-        room_down = height - down.abs() * (length - 1)
-        room_right = width - right.abs() * (length - 1)
-        place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
-        row = place // room_right + torch.where(down > 0, length - 1, 0)
-        column = place % room_right + torch.where(right > 0, length - 1, 0)
-    else:
-        heading = torch.ones_like(key)
-        down, right = direction(heading)
-        row = torch.full_like(key, height // 2)
-        column = torch.full_like(key, (width + length - 1) // 2)
+    return (_anywhere if config.start == "random" else _in_the_middle)(config, key)
 
-    head, stride = row * width + column, down * width + right
-    free = full_set(config.cells, key.device)
-    ages = torch.zeros(1, height, width, dtype=age_dtype(config), device=key.device)
+
+def _in_the_middle(config: Config, key: Tensor) -> Body:
+    """Return snakes in the middle of the board, heading right. All numbers are known beforehand."""
+    length = config.start_length
+    head = config.height // 2 * config.width + (config.width + length - 1) // 2
+    ages = torch.zeros(1, 1, dtype=torch.int32, device=key.device)
+    words, (_, size) = full_set(config.cells), layout(config.cells)
+    for behind in range(length):
+        cell = head - behind
+        words[cell // size] -= 1 << cell % size
+        ages = ages | mark_word(config, torch.full_like(key, cell), length - behind, age_bits(config))
+    free = [torch.full_like(key, word) for word in words]
+    numbers = {"head": head, "heading": 1, "tail": head - length + 1, "length": length}
+    return Body(ages=ages, free=free, **{name: torch.full_like(key, number) for name, number in numbers.items()})
+
+
+def _anywhere(config: Config, key: Tensor) -> Body:
+    """Return snakes at random places, heading in random directions."""
+    length = config.start_length
+    heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
+    down, right = direction(heading)
+    # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
+    room_down = config.height - down.abs() * (length - 1)
+    room_right = config.width - right.abs() * (length - 1)
+    place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
+    row = place // room_right + torch.where(down > 0, length - 1, 0)
+    column = place % room_right + torch.where(right > 0, length - 1, 0)
+
+    head, stride = (row * config.width + column).to(torch.int32), down * config.width + right
+    free = [torch.full_like(key, word) for word in full_set(config.cells)]
+    ages = torch.zeros(1, 1, dtype=torch.int32, device=key.device)
     for behind in range(length):
         cell = head - behind * stride
-        free = free & ~one_cell(cell, config.cells)
-        ages = torch.where(mark_cell(config, cell), length - behind, ages)
+        free = [word ^ taken for word, taken in zip(free, one_cell(cell, config.cells), strict=True)]
+        ages = ages | mark_word(config, cell, length - behind, age_bits(config))
     return Body(ages, head, heading, head - (length - 1) * stride, free, torch.full_like(key, length))
 
 
@@ -67,9 +82,19 @@ def coiled(config: Config, key: Tensor) -> Body:
     start = random.below(place, config.cells) if closed else 1 + random.below(place, config.cells - 1 - length)
     start = start.to(torch.int32)  # the tail's place on the path
 
-    behind = places.view(1, -1) - start.view(-1, 1)  # (N, C): cells of the path from the tail to here
-    behind = torch.where(behind < 0, behind + config.cells, behind)
-    ages = torch.where(behind < length.view(-1, 1), behind + 1, 0)
+    def ages_at(places: Tensor) -> Tensor:
+        """Return the ages of the snakes at these places of the path: (P,) int32 -> (N, P) int32."""
+        behind = places.view(1, -1) - start.view(-1, 1)  # cells of the path from the tail to here
+        behind = torch.where(behind < 0, behind + config.cells, behind)
+        return torch.where(behind < length.view(-1, 1), behind + 1, 0)
+
+    bits = age_bits(config)
+    # What fills up the last word lies farther from every tail than a snake is long.
+    by_word = F.pad(places, (0, -config.cells % (32 // bits)), value=2 * config.cells).view(-1, 32 // bits)
+    ages = ages_at(by_word[:, 0])
+    for number in range(1, by_word.shape[1]):
+        ages = ages | ages_at(by_word[:, number]) << bits * number
+    free = pack(ages_at(places) == 0)
     # The inverse of the path: the cell at each place.
     every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
     cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
@@ -77,8 +102,7 @@ def coiled(config: Config, key: Tensor) -> Body:
     head, neck = cell[head_place], cell[(head_place + config.cells - 1) % config.cells]
     stride = head - neck
     heading = torch.where(stride == 1, 1, torch.where(stride == -1, 3, torch.where(stride > 0, 2, 0)))
-    ages = ages.to(age_dtype(config)).view(-1, config.height, config.width)
-    return Body(ages, head, heading.to(torch.int32), cell[start], pack(ages.flatten(1) == 0), length)
+    return Body(ages, head, heading.to(torch.int32), cell[start], list(free.unbind(1)), length)
 
 
 def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from redline.games._snake_grid import direction, mark_cell, row_column
+from redline.games._snake_grid import age_at, age_bits, direction, every_age, mark_cell, mark_word, row_column
 
 if TYPE_CHECKING:
     from redline.games.snake import Config, State
@@ -55,8 +56,7 @@ def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tu
 def _ages_at(config: Config, state: State, inside: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """Return the ages of cells by row and column, (N, S, S); 0 where they are not `inside`."""
     cell = torch.where(inside, row * config.width + column, 0)
-    ages = state.ages.flatten(1).gather(1, cell.to(torch.int64).flatten(1)).view_as(cell)
-    return torch.where(inside, ages, 0)
+    return torch.where(inside, age_at(config, state.ages, cell), 0)
 
 
 def _food(config: Config, state: State) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def mirrored(config: Config, state: State) -> Tensor:
 
 def body_links(config: Config, state: State) -> Tensor:
     """Return (N, H, W) uint8: sides on which a cell of the body has its neighbours in the body, and the head's heading."""
-    ages = torch.nn.functional.pad(state.ages.to(torch.int32), (1, 1, 1, 1))  # a border of free cells
+    ages = F.pad(every_age(config, state.ages), (1, 1, 1, 1))  # a border of free cells
     own = ages[:, 1:-1, 1:-1]
     links = torch.zeros_like(own)
     for side, beside in enumerate((ages[:, :-2, 1:-1], ages[:, 1:-1, 2:], ages[:, 2:, 1:-1], ages[:, 1:-1, :-2])):
@@ -85,20 +85,15 @@ def body_links(config: Config, state: State) -> Tensor:
     return torch.where(mark_cell(config, state.head), links | looks, links).to(torch.uint8)
 
 
-def planes_by_words(config: Config, state: State, dtype: torch.dtype) -> Tensor:
-    """Return the planes, written four bytes at a time: a GPU is bound by the number of stores, not by their size.
-
-    One expression over the number of the plane instead of a stack of three, which the compiler would copy once more where
-    the States are gathered from replay.
-    """
-    each, shift = 4 // dtype.itemsize, 3 - dtype.itemsize  # cells in a word, and the power of two that this is
-    word = torch.arange(config.cells // each, dtype=torch.int32, device=state.ages.device)
-    plane = torch.arange(3, dtype=torch.int32, device=state.ages.device).view(3, 1)
-    # Head and food side by side are one read for each of the words that look for them.
-    both = torch.stack([state.head, state.food], 1).view(torch.int32).unsqueeze(1)  # (N, 1, 1)
-    cell = torch.where(plane == 1, both & 0xFFFF, both >> 16)  # (N, 3, 1); -1, nowhere, is in no word
-    one = torch.ones_like(cell) << 8 * dtype.itemsize * (cell & (each - 1))
-    ages = state.ages.flatten(1)
-    ages = (ages if ages.element_size() == dtype.itemsize else ages.to(dtype)).view(torch.int32)  # none is negative
-    words = torch.where(plane == 0, ages.unsqueeze(1), torch.where(cell >> shift == word, one, 0))
-    return words.view(dtype).view(-1, 3, config.height, config.width)
+def planes(config: Config, state: State, dtype: torch.dtype) -> Tensor:
+    """Return planes (N, 3, H, W) of the whole board, made and written a word at a time: ages, head and food."""
+    bits, ages = 8 * dtype.itemsize, state.ages
+    if age_bits(config) != bits:  # 128 to 255 cells: ages of 16 bits, shown in 8
+        cells = every_age(config, ages).to(dtype).flatten(1)
+        ages = F.pad(cells, (0, -config.cells % 4)).view(torch.int32)
+    # Zeros made of ages tie the planes together: the compiler then writes all three in one loop over the words. With a loop
+    # for each plane, every cache line of a large batch would be written to a GPU's memory three times.
+    zeros = ages & 0
+    head, food = (mark_word(config, cell.to(torch.int32), 1, bits) | zeros for cell in (state.head, state.food))
+    board = torch.stack([ages, head, food], 1).view(dtype)
+    return board[:, :, : config.cells].reshape(-1, 3, config.height, config.width)

@@ -10,6 +10,7 @@ Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -21,9 +22,19 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Spec, where
 from redline.core.select import nth_cell, one_cell
 from redline.games._contract import Controls
-from redline.games._snake_grid import age_at, direction, distance, mark_cell, row_column
-from redline.games._snake_start import coiled, straight
-from redline.games._snake_views import body_links, centred, mirrored, planes_by_words, wrapped
+from redline.games._snake_grid import (
+    age_at,
+    age_bits,
+    direction,
+    distance,
+    every_age,
+    mark_cell,
+    mark_word,
+    occupied,
+    row_column,
+)
+from redline.games._snake_start import Body, coiled, straight
+from redline.games._snake_views import body_links, centred, mirrored, planes, wrapped
 
 VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
@@ -108,7 +119,7 @@ class Config:
 class State(NamedTuple):
     """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 105."""
 
-    ages: Tensor  # (N, H, W) int8, int16 above 127 cells: moves until the cell is free, 0 free
+    ages: Tensor  # (N, W) int32: moves until each cell is free, 0 free; four cells a word, above 127 cells two
     head: Tensor  # (N,) int16: cell of the head
     food: Tensor  # (N,) int16: cell of the food, -1 on a full board
     heading: Tensor  # (N,) int8: direction of the last move
@@ -143,20 +154,9 @@ def init(config: Config, key: Tensor) -> State:
     """Start new games from their random streams. key (N,) int32."""
     long_start: Any = config.long_start
     if isinstance(long_start, Tensor):  # a live option has no value yet: make both, let it choose
-        body = where(long_start > config.start_length, coiled(config, key), straight(config, key))
-    else:
-        body = (coiled if long_start > config.start_length else straight)(config, key)
-    return State(
-        ages=body.ages,
-        head=body.head.to(torch.int16),
-        food=_new_food(config, body.free, key, body.length).to(torch.int16),
-        heading=body.heading.to(torch.int8),
-        tail=body.tail.to(torch.int16),
-        free=body.free,
-        length=body.length.to(torch.int16),
-        hunger=torch.zeros_like(key, dtype=torch.int16),
-        key=key,
-    )
+        states = (_first_state(config, key, body(config, key)) for body in (coiled, straight))
+        return where(long_start > config.start_length, *states)
+    return _first_state(config, key, (coiled if long_start > config.start_length else straight)(config, key))
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
@@ -172,17 +172,18 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     inside = (row >= 0) & (row < config.height) & (column >= 0) & (column < config.width)
     target = torch.where(inside, row * config.width + column, head)
 
-    died = ~inside | (age_at(state, target) > 1)
+    died = ~inside | (age_at(config, state.ages, target) > 1)
     ate = (target == food) & ~died
     length = state.length.to(torch.int32) + ate
     won = length == config.cells
 
-    arrives = mark_cell(config, torch.where(died, -1, target))
-    leaves = (~died & ~ate).to(state.ages.dtype).view(-1, 1, 1)
-    ages = torch.where(arrives, length.to(state.ages.dtype).view(-1, 1, 1), (state.ages - leaves).clamp(min=0))
+    arriving = torch.where(died, -1, target)
     leaving = torch.where(died | ate, -1, state.tail.to(torch.int32))
-    free = state.free | one_cell(leaving, config.cells)
-    free = free & ~one_cell(torch.where(died, -1, target), config.cells)
+    ages = state.ages - torch.where((leaving < 0).unsqueeze(1), 0, occupied(config, state.ages))
+    ages = ages | mark_word(config, arriving, length, age_bits(config))  # where the age is 0 by now
+    both = zip(one_cell(leaving, config.cells), one_cell(arriving, config.cells), strict=True)
+    changed = [left ^ taken for left, taken in both]
+    free = [word ^ change for word, change in zip(state.free.unbind(1), changed, strict=True)]
     new_food = _new_food(config, free, state.key, length)
     hunger = torch.where(ate, 0, state.hunger.to(torch.int32) + 1)
 
@@ -206,7 +207,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
         food=torch.where(won, -1, torch.where(ate, new_food, food)).to(torch.int16),
         heading=heading.to(torch.int8),
         tail=torch.where(died | ate, state.tail, _next_tail(config, state, target).to(torch.int16)),
-        free=free,
+        free=state.free ^ torch.stack(changed, 1),
         length=length.to(torch.int16),
         hunger=hunger.to(torch.int16),
         key=state.key,
@@ -219,12 +220,9 @@ def observe(config: Config, state: State) -> Tensor:
     """Return (N, 3, H, W) planes of ages, head and food; or (N, 3, S, S) from the head: ages, deadly cells, food."""
     dtype = spec(config).obs_dtype
     if config.view == "planes":
-        if state.ages.device.type == "cuda" and config.cells * dtype.itemsize % 4 == 0:
-            return planes_by_words(config, state, dtype)
-        planes = (state.ages, mark_cell(config, state.head), mark_cell(config, state.food))
-    else:
-        planes = (wrapped if config.view == "wrapped" else centred)(config, state)
-    return torch.stack([plane.to(dtype) for plane in planes], 1)
+        return planes(config, state, dtype)
+    board = (wrapped if config.view == "wrapped" else centred)(config, state)
+    return torch.stack([plane.to(dtype) for plane in board], 1)
 
 
 def plane_fields(config: Config) -> tuple[str, ...]:
@@ -239,7 +237,7 @@ def legal(config: Config, state: State) -> Tensor:
 
 def cells(config: Config, state: State) -> Tensor:
     """Return the board as (N, H, W) uint8 indices into PALETTE."""
-    board = torch.where(mark_cell(config, state.head), 2, (state.ages > 0).to(torch.uint8))
+    board = torch.where(mark_cell(config, state.head), 2, (every_age(config, state.ages) > 0).to(torch.uint8))
     return torch.where(mark_cell(config, state.food), 3, board).to(torch.uint8)
 
 
@@ -266,6 +264,21 @@ def controls(config: Config, level: int) -> Controls | None:
     return Controls(arrows | letters, ticks=min(5.0 * 1.12 ** (level - 1), 16.0), level_score=8)
 
 
+def _first_state(config: Config, key: Tensor, body: Body) -> State:
+    """Return the State in which a game with this snake begins."""
+    return State(
+        ages=body.ages,
+        head=body.head.to(torch.int16),
+        food=_new_food(config, body.free, key, body.length).to(torch.int16),
+        heading=body.heading.to(torch.int8),
+        tail=body.tail.to(torch.int16),
+        free=torch.stack(body.free, 1),
+        length=body.length.to(torch.int16),
+        hunger=torch.zeros_like(key, dtype=torch.int16),
+        key=key,
+    )
+
+
 def _turn(config: Config, state: State, action: Tensor) -> Tensor:
     """Return the new heading. Actions are directions on the board, or left, straight, right as seen from the head."""
     heading = state.heading.to(torch.int32)
@@ -277,7 +290,7 @@ def _turn(config: Config, state: State, action: Tensor) -> Tensor:
     return (heading + turn) & 3
 
 
-def _new_food(config: Config, free: Tensor, key: Tensor, length: Tensor) -> Tensor:
+def _new_food(config: Config, free: Sequence[Tensor], key: Tensor, length: Tensor) -> Tensor:
     """Return the food of a snake of this length, (N,) int32: a free cell, all equally likely."""
     rank = random.below(random.bits(key, length), config.cells - length).to(torch.int32)
     return nth_cell(free, rank, config.cells)
@@ -295,5 +308,5 @@ def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
         (-1, column > 0),
     ):
         beside = torch.where(exists, tail + stride, tail)
-        following = torch.where(age_at(state, beside) == 2, beside, following)
+        following = torch.where(age_at(config, state.ages, beside) == 2, beside, following)
     return following

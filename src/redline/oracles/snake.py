@@ -136,10 +136,13 @@ class Oracle:
             ages[row * width + column] = len(self.body) - place
         size = layout(self.config.cells)[1]
         free = [0] * layout(self.config.cells)[0]
+        each = 4 if self.config.cells <= 127 else 2  # cells in a word of ages
+        words = [0] * -(-self.config.cells // each)
         for cell, age in enumerate(ages):
             free[cell // size] |= (age == 0) << cell % size
+            words[cell // each] |= age << 32 // each * (cell % each)
         return {
-            "ages": ages,
+            "ages": words,
             "head": self.body[0][0] * width + self.body[0][1],
             "food": -1 if self.food is None else self.food[0] * width + self.food[1],
             "heading": self.heading,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from redline.engine.fast import CompilerOptions
 from redline.recipes import tensor_games
 from redline.recipes.recipe import UNSET, ByClass, Phase, Request, Setting, Table, by_device
 
 ALGO = tensor_games.ALGO
+
+COMPILER = CompilerOptions(fusion=512)  # everything that a step computes once for each game is one kernel on a GPU
 
 _SMALL = 7  # columns and rows of a board that a CPU learns to fill
 _MEDIUM = 12  # columns and rows of a board that PPO sees whole on a CPU, and through convolutions on a large GPU

@@ -224,10 +224,18 @@ class HostReplay(Replay):
         return named | ({"records": self.storage.records} if self.storage.saved_in_checkpoints else {})
 
     def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors; if the batch size has changed, batches under way are marked to be drawn again."""
+        """Return a checkpoint's tensors in the layout of today.
+
+        If the batch size has changed, batches under way are marked to be drawn again.
+        """
         fits = all(saved[f"drawn.{k}"].shape == x.shape for k, x in self.drawn.items() if f"drawn.{k}" in saved)
         redraw = {f"drawn.{name}": torch.full_like(table, _REDRAW) for name, table in self.drawn.items()}
-        return dict(saved) | ({} if fits else redraw)
+        saved = dict(saved) | ({} if fits else redraw)
+        if "records" in saved:  # fields as they were when the checkpoint was written: final States have the same
+            finals = {name.removeprefix("finals."): x for name, x in saved.items() if name.startswith("finals.")}
+            earlier = RowLayout({f"states.{name}": (x.shape[1:], x.dtype) for name, x in finals.items()} | STEP_FIELD)
+            saved["records"] = self.layout.convert(saved["records"], earlier)
+        return saved
 
     def loaded(self) -> bool:
         """Find out which rows the storage lost, then deliver again the batches that were under way."""

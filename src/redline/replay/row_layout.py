@@ -36,6 +36,16 @@ class RowLayout:
         words = records.view(dtype)[:, first : first + torch.Size(shape).numel()]
         return words.unflatten(1, shape) if shape else words[:, 0]
 
+    def convert(self, records: Tensor, earlier: RowLayout) -> Tensor:
+        """Return records (M, earlier.size) uint8 in this layout: the bytes of each field, then zeros if it has grown."""
+        if earlier.offsets == self.offsets or earlier.offsets.keys() != self.offsets.keys():
+            return records
+        converted = records.new_zeros(len(records), self.size)
+        for name, (shape, dtype) in earlier.shapes.items():
+            first, size = earlier.offsets[name], torch.Size(shape).numel() * dtype.itemsize
+            converted[:, self.offsets[name] :][:, :size] = records[:, first : first + size]
+        return converted
+
     def describe(self) -> dict[str, list[object]]:
         """Return shape and dtype of every field as JSON values."""
         return {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}

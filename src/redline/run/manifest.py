@@ -106,6 +106,7 @@ def check_weights(checkpoint: Checkpoint) -> None:
 def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str = "model") -> None:
     """Copy `saved` into the static buffers of `target`; copy nothing and raise if names, shapes or dtypes differ."""
     target, saved = strip_prefixes(target), strip_prefixes(saved)
+    saved = {name: _in_words(x, target[name]) if name in target else x for name, x in saved.items()}
     differences = [f"'{name}' is missing in the checkpoint" for name in target.keys() - saved.keys()]
     differences += [f"'{name}' is unknown here" for name in saved.keys() - target.keys()]
     for name in target.keys() & saved.keys():
@@ -120,6 +121,21 @@ def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: s
     with torch.no_grad():
         for name, tensor in target.items():
             tensor.copy_(saved[name])
+
+
+def _in_words(saved: Tensor, target: Tensor) -> Tensor:
+    """Return boards (N, H, W) of small integers in the int32 words of `target` (N, W): Snake once kept an integer a cell."""
+    if (
+        saved.dtype not in (torch.int8, torch.int16)
+        or target.dtype != torch.int32
+        or (saved.dim(), target.dim()) != (3, 2)
+    ):
+        return saved
+    cells = saved.flatten(1)
+    filling = target.shape[1] * 4 // saved.element_size() - cells.shape[1]
+    if saved.shape[0] != target.shape[0] or not 0 <= filling < 4 // saved.element_size():
+        return saved
+    return torch.nn.functional.pad(cells, (0, filling)).view(torch.int32)
 
 
 def _describe(tensor: Tensor) -> str:

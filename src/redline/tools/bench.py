@@ -37,7 +37,7 @@ _CPU_GAMES = (1, 16, 64)  # CPU environments measured at once by default
 
 
 class EnvLoop:
-    """N games in static buffers with random legal actions, observations and auto-reset: one call steps all of them."""
+    """N games in static buffers: one call observes all, steps them by random legal actions and resets those that end."""
 
     def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
         keys = batch.env_keys(0, torch.arange(games, device=device))
@@ -51,6 +51,8 @@ class EnvLoop:
 
     @torch.no_grad()
     def step(self) -> None:
+        # First, as in training: States are read from their buffers. Assigned, not copied: a copy would cost as much again.
+        self.obs = self.rules.game.observe(self.rules.config, self.envs.game)
         env_index = torch.arange(len(self.reward), device=self.key.device)
         draw = random.bits(random.fold(self.key, self.time), env_index)
         legal = batch.legal(self.rules, self.envs.game)
@@ -58,9 +60,6 @@ class EnvLoop:
         action = random.below(draw, choices) if legal is None else select.draw(legal, draw)
         self.time += 1
         envs, step = batch.step(self.rules, self.envs, action)
-        self.obs = self.rules.game.observe(
-            self.rules.config, envs.game
-        )  # assigned, not copied: a copy would cost as much
         self.reward.copy_(step.reward)
         self.ended.copy_(step.terminated | step.truncated)
         assign(self.envs, envs)
