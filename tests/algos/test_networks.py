@@ -106,6 +106,19 @@ def test_cnn_against_plain_convolutions() -> None:
     torch.testing.assert_close(net(obs), net.dense.head.out(x)[:, :4], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_columns_act_with_weights_in_half_precision(layer_norm: bool) -> None:
+    """As copies of a network do that play for PPO and PQN; their last product is float32 all the same."""
+    spec = spec_of((2, 5, 6))
+    net, obs = build(spec, "columns", (16,), False, seed=3, layer_norm=layer_norm), observations(spec)
+    values = net(obs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        halved = net.to(torch.bfloat16)(obs)
+    assert halved.dtype == torch.float32
+    assert not torch.equal(halved, halved.to(torch.bfloat16).to(torch.float32))
+    torch.testing.assert_close(halved, values, rtol=0.1, atol=0.01)
+
+
 def along_columns(net: Any, boards: Tensor) -> Tensor:
     """The convolutions of a ColumnNet by torch's own: (B, H, W) -> (B, W * channels), walls of ones beside the board."""
     x = boards

@@ -40,12 +40,13 @@ GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "masked": ("tetris", {"width": 5, "height": 8, "view": "planes"}),
     "afterstates": ("tetris", {"width": 5, "height": 8, "view": "afterstates"}),
 }
+BOARDS: dict[str, tuple[str, dict[str, Any]]] = {"boards": ("tetris", {"width": 5, "height": 8, "view": "boards"})}
 
 
 def session_of(device: str, way: Way, game: str = "planes", precision: str = "fp32", **options: Any) -> Session:
     if way.compile:
         torch.compiler.reset()  # else sessions before this one count towards the limit of recompilations
-    env, env_options = GAMES[game]
+    env, env_options = (GAMES | BOARDS)[game]
     settings = Settings(
         env=env,
         algo="ppo",
@@ -164,9 +165,10 @@ def test_schedules_reach_a_captured_graph() -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-@pytest.mark.parametrize("game", ["planes", "afterstates"])
+@pytest.mark.parametrize("game", ["planes", "afterstates", "boards"])
 def test_precisions_train(game: str, precision: str) -> None:
-    session = session_of(DEVICE, WAYS["graph"], game, precision=precision)
+    columns = {"net": "columns", "channels": (16, 16)} if game == "boards" else {}
+    session = session_of(DEVICE, WAYS["graph"], game, precision=precision, **columns)
     weights = session.learner.optimizer.flat.clone()
     session.iterate(ITERATIONS)
     optimizer = session.learner.optimizer

@@ -59,10 +59,7 @@ class ColumnNet(nn.Module):
         x = x.flatten(1)
         if extras is not None:
             x = torch.cat([x, extras, x.new_zeros(x.shape[0], self.pad)], 1)
-        hidden = self.dense.hidden(x)
-        with torch.autocast(x.device.type, enabled=False):
-            out: Tensor = self.dense.head(hidden.to(torch.float32))
-        return out
+        return self.dense.head.in_float32(self.dense.hidden(x))
 
 
 class Columns(nn.Module):

@@ -46,6 +46,16 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.values(self.out(features).to(torch.float32))
 
+    def in_float32(self, features: Tensor) -> Tensor:
+        """Return what `forward` returns, from a product in float32 in any precision."""
+        features = features.to(torch.float32)
+        with torch.autocast(features.device.type, enabled=False):
+            if self.out.weight.dtype == torch.float32:
+                return self.values(self.out(features))
+            # A network that acts may have its weights in half precision.
+            weight, bias = self.out.weight.to(torch.float32), self.out.bias.to(torch.float32)
+            return self.values(F.linear(features, weight, bias))
+
     def values(self, out: Tensor) -> Tensor:
         """Return the action values from the outputs of the linear layer, float32."""
         if not self.dueling:

@@ -55,8 +55,11 @@ def switches(plan: Plan) -> Iterator[Switch]:
     gpu, cores = plan.device.type == "cuda", plan.hardware.cores
     no_gpu = "" if gpu else "needs a GPU"
     spec, config = plan.rules.game.spec(plan.rules.config), plan.algo_config
-    kind = "mlp" if spec.afterstates or not hasattr(config, "net") else body_kind(spec, config)
-    no_convolutions = "" if kind != "mlp" else "the network has no convolutions"
+    if spec.afterstates or not hasattr(config, "net"):
+        kind = "columns" if getattr(config, "net", "") == "columns" else "mlp"
+    else:
+        kind = body_kind(spec, config)
+    no_convolutions = "the network has no convolutions" if kind in ("mlp", "columns") else ""
     no_actors = "" if plan.actors else "there are no actors"
     yield Switch("precision tf32", {"precision": "fp32"}, {"precision": "tf32"}, unless=no_gpu)
     for precision in ("bf16", "fp16"):
