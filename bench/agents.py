@@ -35,7 +35,7 @@ class Row(NamedTuple):
     words: str
     title: str  # on the page
     figure: str  # field of `redline eval --json` that is compared: win_rate, score_mean or score_censored
-    bar: float  # it has to reach
+    bar: float | None  # it has to reach, where one was set before the first run
     games: int  # of the evaluation
     hardware: str = "H200"  # that the bar is meant for
     max_steps: int = 0  # of the evaluation, where games are too long to be played to their end
@@ -52,10 +52,10 @@ ROWS = {
         "snake --env.width 20 --env.height 20 --minutes 24", "Snake 20x20, PPO", "win_rate", 0.95, 1024
     ),
     "snake-6x6-cpu": Row(
-        "snake --env.width 6 --env.height 6 --steps 8M --threads 1", "Snake 6x6, PPO", "win_rate", 0.99, 2048, CORES
+        "snake --env.width 6 --env.height 6 --steps 8M --threads 1", "Snake 6x6, PPO", "win_rate", None, 2048, CORES
     ),
     "snake-8x8-cpu": Row(
-        "snake --env.width 8 --env.height 8 --steps 12M --threads 1", "Snake 8x8, PPO", "score_mean", 50, 1024, CORES
+        "snake --env.width 8 --env.height 8 --steps 12M --threads 1", "Snake 8x8, PPO", "score_mean", None, 1024, CORES
     ),
     "snake-10x10-cpu": Row("snake", "Snake 10x10, PPO, `make train`", "score_mean", 75, 256, CORES),
     "tetris-10x10": Row(
@@ -65,7 +65,7 @@ ROWS = {
         f"tetris {_UNIFORM} --minutes 24", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=2_000_000_000
     ),
     "tetris-10x20-cpu": Row(
-        "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", 100, 64,
+        "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", None, 64,
         CORES, 200_000,
     ),
     "tetris-10x10-planes": Row(
@@ -150,12 +150,13 @@ def value(row: dict[str, Any], run: dict[str, Any]) -> float:
 
 
 def summary(row: dict[str, Any]) -> dict[str, float]:
-    """Return IQM and 95 % interval of a row's figure over its seeds, and how many of them reach the bar."""
+    """Return IQM and 95 % interval of a row's figure over its seeds, and how many of them reach the bar, if it has one."""
     values = np.array([value(row, run) for run in row["runs"] if "error" not in run])
     if not len(values):
         return {}
     low, high = bootstrap(values)[1]
-    return {"iqm": float(iqm(values)), "low": low, "high": high, "reached": int((values >= row["bar"]).sum())}
+    reached = {} if row["bar"] is None else {"reached": int((values >= row["bar"]).sum())}
+    return {"iqm": float(iqm(values)), "low": low, "high": high, **reached}
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
@@ -212,7 +213,8 @@ def _print_row(name: str, row: dict[str, Any]) -> None:
         )
     if seeds := summary(row):
         interval = f"{seeds['low']:,.4g} to {seeds['high']:,.4g}"
-        print(f"{row['figure']}: IQM {seeds['iqm']:,.4g} ({interval}), bar {row['bar']:,.4g}")
+        bar = "" if row["bar"] is None else f", bar {row['bar']:,.4g}"
+        print(f"{row['figure']}: IQM {seeds['iqm']:,.4g} ({interval}){bar}")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ AGENTS, LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTI
 )
 INTRODUCTION = {
     AGENTS: "Made by `bench/agents.py`: each seed trains alone by the command given and plays held-out games greedily. The "
-    "interquartile mean over the seeds, its 95 % bootstrap interval, and how many seeds reach the bar. Times are those of the "
-    "training command, start and compilation included; CPU seconds are what counts where other work shared the machine. "
+    "interquartile mean over the seeds, its 95 % bootstrap interval, and how many seeds reach the bar, where one was set "
+    "before the first run. Times are those of the training command, start and compilation "
+    "included; CPU seconds are what counts where other work shared the machine. "
     "The curves are of games in training, which explore. Agents that are part of the repository are linked.",
     LEARNING: "Evaluated on held-out seeds, greedily unless a row says otherwise.",
     GYMNASIUM: "`redline train gym:ID` beside Stable-Baselines3 with rl-zoo's settings (its defaults for Taxi and FrozenLake), "
@@ -105,7 +106,7 @@ def agents(file: Record) -> Iterator[Row]:
         result = f"{text(seeds['iqm'])} {unit}"
         if len(runs) > 2:  # two seeds tell nothing about others
             result += f" ({text(seeds['low'])} to {text(seeds['high'])})"
-        result += f"; {seeds['reached']} of {len(row['runs'])} reach {text(row['bar'])}"
+        result += f"; {seeds['reached']} of {len(row['runs'])} reach {text(row['bar'])}" if "reached" in seeds else ""
         result += f"; {failed} failed" if failed else ""
         wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]
         result += f"; {span(wins, lambda x: f'{x:,.0f}')} steps a win" if wins else ""

@@ -79,6 +79,7 @@ def test_seeds_are_summed_up_by_the_mean_of_the_middle(script: ModuleType) -> No
     assert table["iqm"] == pytest.approx((0.75 * 0.9 + 0.92 + 0.75 * 0.94) / 2.5)
     assert 0.5 <= table["low"] < table["iqm"] < table["high"] <= 1.0
     assert table["reached"] == 2
+    assert "reached" not in script.summary({"figure": "win_rate", "bar": None, "runs": runs})
 
 
 def test_curves_are_drawn(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
