@@ -25,8 +25,8 @@ _AFTERSTATES_PPO: Table = {
     ),
     "epochs": Setting(2, "each step already evaluates many boards"),
 }
-# On a GPU, raw boards are read by columns. On a CPU that takes eight times as long as an MLP, and after 65 k steps both clear
-# seven or eight lines of 6x8.
+# On a GPU, raw boards are read by columns. On a CPU that takes several times as long as an MLP, and after 65 k steps both
+# clear six to nine lines of 6x8. On a GPU, only DQN on a large one was tried.
 _BOARDS: Table = {
     "net": Setting(by_device(gpu="columns"), "what is learned about one column holds for all"),
     "channels": Setting(by_device(gpu=(64, 64)), "heights and holes first, then how they fit together"),
@@ -40,7 +40,7 @@ _BOARDS_PPO: Table = {
     "learning_rate": Setting(by_device(gpu=8e-4), "a little less than the default, as for other convolutions"),
 }
 # Boards by DQN. On 7x14 with uniform pieces: 427 lines per game over (405 to 451) after 2.5 minutes on a shared H200, 73 M
-# steps, one seed, and still rising.
+# steps, one seed.
 _BOARDS_DQN: Table = {
     "gamma": Setting(by_device(gpu=0.98), "fifty pieces: long enough to pay for a hole"),
     "huber": Setting(by_device(gpu=1_000.0), "squared errors: a limited one would make little of a rare loss"),
@@ -50,7 +50,7 @@ _BOARDS_DQN: Table = {
     "learning_rate": Setting(by_device(gpu=5e-4), "half of the default: squared errors of a lost game are large"),
     "learning_rate_end": Setting(by_device(gpu=3e-5), "late in training, good placements differ by less than a line"),
     "batch_size": Setting(ByClass(UNSET, UNSET, 1_024, 2_048, 4_096), "one sample learned for each step played"),
-    "minutes": Setting(by_device(gpu=8.0), "the score still rises after three"),
+    "minutes": Setting(by_device(gpu=8.0), "in the one run so far, the score still rose after two and a half"),
 }
 _KEYS_PPO: Table = {
     "learning_rate": Setting(5e-4, "one key changes little: its value is hard to estimate"),
