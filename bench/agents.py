@@ -183,6 +183,10 @@ def main() -> None:
     for name in arguments.rows:
         known = record["rows"].get(name, {})
         row = {"command": f"redline train {ROWS[name].words}", **ROWS[name]._asdict(), "runs": known.get("runs", [])}
+        if differing := [key for key in ("words", "games", "max_steps") if known and known[key] != row[key]]:
+            raise SystemExit(f"{arguments.out} has {name} with other {', '.join(differing)}; use another --out.")
+        if any(run["options"] != options for run in row["runs"]):
+            raise SystemExit(f"{arguments.out} has runs of {name} with other options; use another --out.")
         record["rows"][name] = row
         for seed in map(int, arguments.seeds.split(",")):
             done = [run for run in row["runs"] if "error" not in run]
@@ -190,7 +194,8 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 run = train(name, seed, options, Path(folder) / "run")
-                row["runs"] = sorted([*done, run], key=lambda run: run["seed"])
+                others = (other for other in row["runs"] if other["seed"] != seed)
+                row["runs"] = sorted([*others, run], key=lambda run: run["seed"])
                 best = "error" not in run and all(value(row, run) >= value(row, other) for other in done)
                 if arguments.keep and best:
                     pack(Path(folder) / "run", arguments.keep / name)

@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 AGENTS, LEARNING, GYMNASIUM, SPEED, PEERS, REPLAY, COLLECTING, STARTING, EXPORTING, FAULTS = (
-    "Agents, several seeds each",
+    "Agents, seed by seed",
     "What agents learn",
     "Gymnasium environments with default settings",
     "Speed of games and learners",
@@ -98,7 +98,8 @@ def agents(file: Record) -> Iterator[Row]:
         text = percent if figure == "win_rate" else lambda value: f"{value:,.1f}"
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
-        kept = f", [agent](../{card})" if (ROOT / card).exists() else ""
+        same = (ROOT / card).exists() and row["command"] in (ROOT / card).read_text(encoding="utf-8")
+        kept = f", [agent](../{card})" if same else ""
         count = (
             f"{len(runs)} seeds, {row['games']:,} games each" if len(runs) > 1 else f"one seed, {row['games']:,} games"
         )
@@ -626,11 +627,21 @@ def growth(file: Record) -> Iterator[Row]:
     rows = [row for row in file["rows"] if "error" not in row]
     for part, curve in dict.fromkeys((row["part"], row["curve"]) for row in rows):
         line = [row for row in rows if (row["part"], row["curve"]) == (part, curve)]
-        xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"]["high"]) for row in line)
+        figure = "value" if part == "actors" else "high"  # the median, where neighbours decide; else the best
+        xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"][figure]) for row in line)
         what = f"Growth with {part}: {curve[0].upper()}{curve[1:]}, {', '.join(xs)} {units[part]}"
         kind = "samples" if part == "capacity" else "env-steps"
         commits = dict.fromkeys(row["commit"] for row in line)
         yield Row(SPEED, what, f"{', '.join(speeds)} {kind}/s", {"commit": ", ".join(commits)})
+
+
+def tetris_boards(file: Record) -> Iterator[Row]:
+    """Return a row per view and network of DQN on Tetris without hand-made features."""
+    for run in file["runs"]:
+        what = f"Tetris {file['board']}, {file['pieces']} pieces, DQN from {run['view']}, {run['net']}, "
+        what += f"{file['minutes']} minutes on a shared GPU, one seed: lines per game over"
+        result = f"{run['lines']:.0f} ({run['low']:.0f} to {run['high']:.0f}) after {quantity(run['env_steps'])} steps"
+        yield Row(LEARNING, what, result)
 
 
 def arithmetic(file: Record) -> Iterator[Row]:
@@ -670,6 +681,7 @@ def mario_ablation(file: Record) -> Iterator[Row]:
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "agents-": agents,
     "arithmetic-": arithmetic,
+    "tetris-boards-": tetris_boards,
     "bench-": bench_tables,
     "inference-": inference,
     "mario-ablation-": mario_ablation,
@@ -728,6 +740,8 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "gpu-env": env_table,
     "gpu-start-cold": started,
     "gpu-start-warm": started,
+    "gpu-start-ppo-cold": started,
+    "gpu-start-ppo-warm": started,
     "gpu-train": train_table,
     "learners-h200": learners,
     "learners-redesign-h200": learners_redesign,

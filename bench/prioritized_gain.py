@@ -70,7 +70,9 @@ def main() -> None:
     record = describe_machine("cpu") | {"command": f"redline train {TRAIN}", "options": options, "score": SCORE}
     record |= {"episodes": EPISODES, "runs": []}
     if arguments.out.exists():
-        record["runs"] = json.loads(arguments.out.read_text())["runs"]
+        record = json.loads(arguments.out.read_text())
+        if (record["command"], record["options"]) != (f"redline train {TRAIN}", options):
+            raise SystemExit(f"{arguments.out} has runs with other options; use another --out.")
     done = {(run["seed"], run["prioritized"]) for run in record["runs"]}
     for seed in map(int, arguments.seeds.split(",")):
         for prioritized in (False, True):

@@ -36,18 +36,19 @@ def test_seeds_are_added_and_the_best_is_kept(
 
     def note(name: str, seed: int, options: list[str], folder: Path) -> dict[str, object]:
         trained.append(seed)
-        failed = {"seed": seed, "wall_seconds": 1.0, "error": "exit code 1"}
+        failed = {"seed": seed, "options": options, "wall_seconds": 1.0, "error": "exit code 1"}
         run: dict[str, object] = failed if seed else train(name, seed, options, folder)
         return run
 
     monkeypatch.setattr(script, "train", note)
-    for seeds in ("0", "0,1", "0,1"):
+    for seeds in ("0", "0,1", "0,1,2"):
         arguments = ["agents.py", "tiny", "--seeds", seeds, "--out", str(out), "--keep", str(tmp_path / "kept")]
         monkeypatch.setattr(sys, "argv", [*arguments, "--", "--ppo.epochs", "1"])
         script.main()
-    assert trained == [0, 1, 1]  # a seed that failed is repeated, one that ended is not
+    assert trained == [0, 1, 1, 2]  # a seed that failed is repeated, one that ended is not
     row = json.loads(out.read_text())["rows"]["tiny"]
-    first, _ = row["runs"]
+    first, *failed = row["runs"]
+    assert [run["seed"] for run in failed] == [1, 2]
     assert first["env_steps"] >= 2000
     assert first["options"] == ["--ppo.epochs", "1"]
     assert first["episodes"] == 4
@@ -61,6 +62,9 @@ def test_seeds_are_added_and_the_best_is_kept(
     }
     assert "exit code 1" in capsys.readouterr().out
     assert load_agent(tmp_path / "kept" / "tiny").env_steps == first["env_steps"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--", "--ppo.epochs", "2"])
+    with pytest.raises(SystemExit, match="with other options"):
+        script.main()
 
 
 def test_the_curve_weighs_points_by_their_games(script: ModuleType, tmp_path: Path) -> None:

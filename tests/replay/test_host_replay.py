@@ -117,6 +117,7 @@ def test_records_of_an_earlier_layout() -> None:
     assert layout.view(converted, "states.head").tolist() == (300 * number).tolist()
     assert torch.equal(layout.view(converted, "step").long(), torch.stack([number, -number], 1))
     assert layout.convert(converted, layout) is converted
+    assert earlier.convert(converted, layout) is converted, "a field would lose bytes"
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6], ids=["uniform", "prioritized"])

@@ -68,6 +68,19 @@ def test_training_does_not_continue_from_it(cnn: Path, tmp_path: Path) -> None:
     assert load_agent(out, "cpu")  # nothing was moved
 
 
+def test_only_a_packed_agent_is_replaced(cnn: Path, tmp_path: Path) -> None:
+    pack.pack(cnn, tmp_path / "packed")
+    pack.pack(cnn, tmp_path / "packed", int8=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    for out in (cnn, cnn.parent, other):
+        with pytest.raises(UserError, match="is no packed agent"):
+            pack.pack(cnn, out)
+    assert load_agent(cnn, "cpu")
+    assert (other / "thesis.tex").exists()
+
+
 def test_int8_and_low_rank_are_small_and_close(cnn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "_STATES", 64 * 40)
     trained = load_agent(cnn, "cpu")

@@ -52,7 +52,8 @@ class Head(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             if self.out.weight.dtype == torch.float32:
                 return self.values(self.out(features))
-            # A network that acts may have its weights in half precision.
+            # A network that acts may have its weights in half precision. One with noise in its weights never does.
+            assert type(self.out) is nn.Linear
             weight, bias = self.out.weight.to(torch.float32), self.out.bias.to(torch.float32)
             return self.values(F.linear(features, weight, bias))
 

@@ -51,7 +51,7 @@ def mark_word(config: Config, cell: Tensor, value: Tensor | int, bits: int) -> T
 
 
 def occupied(config: Config, ages: Tensor) -> Tensor:
-    """Return (N, W) int32, words with 1 for every cell whose age is not zero. No sum exceeds the bits of its cell."""
+    """Return (N, V) int32, words with 1 for every cell whose age is not zero. No sum exceeds the bits of its cell."""
     bits = age_bits(config)
     ones = sum(1 << bit for bit in range(0, 32, bits))
     low = ones * ((1 << (bits - 2)) - 1)
@@ -62,8 +62,8 @@ def age_at(config: Config, ages: Tensor, cell: Tensor) -> Tensor:
     """Return the ages (N, …) int32 of cells (N, …) int32."""
     bits = age_bits(config)
     word, place = _find(cell, bits)
-    found = ages.gather(1, word.to(torch.int64).view(len(cell), -1)).view_as(cell)
-    return (found >> place) & ((1 << bits) - 1)
+    words = ages.gather(1, word.to(torch.int64).view(len(cell), -1)).view_as(cell)
+    return (words >> place) & ((1 << bits) - 1)
 
 
 def every_age(config: Config, ages: Tensor) -> Tensor:

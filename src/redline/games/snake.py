@@ -119,7 +119,7 @@ class Config:
 class State(NamedTuple):
     """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 105."""
 
-    ages: Tensor  # (N, W) int32: moves until each cell is free, 0 free; four cells a word, above 127 cells two
+    ages: Tensor  # (N, V) int32: moves until each cell is free, 0 free; V words of four cells, above 127 cells of two
     head: Tensor  # (N,) int16: cell of the head
     food: Tensor  # (N,) int16: cell of the food, -1 on a full board
     heading: Tensor  # (N,) int8: direction of the last move

@@ -25,9 +25,9 @@ class RowLayout:
         self.size = record_bytes(0, self.shapes)
         self.offsets: dict[str, int] = {}
         offset = 0
-        for name, (shape, dtype) in self.shapes.items():
+        for name in self.shapes:
             self.offsets[name] = offset
-            offset += torch.Size(shape).numel() * dtype.itemsize
+            offset += self.bytes_of(name)
 
     def view(self, records: Tensor, name: str) -> Tensor:
         """Return a view (M, …) of one field of contiguous records (M, size) uint8."""
@@ -36,13 +36,23 @@ class RowLayout:
         words = records.view(dtype)[:, first : first + torch.Size(shape).numel()]
         return words.unflatten(1, shape) if shape else words[:, 0]
 
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of one field of a record."""
+        shape, dtype = self.shapes[name]
+        return torch.Size(shape).numel() * dtype.itemsize
+
     def convert(self, records: Tensor, earlier: RowLayout) -> Tensor:
         """Return records (M, earlier.size) uint8 in this layout: the bytes of each field, then zeros if it has grown."""
-        if earlier.offsets == self.offsets or earlier.offsets.keys() != self.offsets.keys():
-            return records
+        known = earlier.offsets.keys() == self.offsets.keys() and records.shape[1] == earlier.size
+        if (
+            not known
+            or earlier.offsets == self.offsets
+            or any(earlier.bytes_of(x) > self.bytes_of(x) for x in self.shapes)
+        ):
+            return records  # whoever copies them names the difference
         converted = records.new_zeros(len(records), self.size)
-        for name, (shape, dtype) in earlier.shapes.items():
-            first, size = earlier.offsets[name], torch.Size(shape).numel() * dtype.itemsize
+        for name in earlier.shapes:
+            first, size = earlier.offsets[name], earlier.bytes_of(name)
             converted[:, self.offsets[name] :][:, :size] = records[:, first : first + size]
         return converted
 

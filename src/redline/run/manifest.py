@@ -124,7 +124,7 @@ def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: s
 
 
 def _in_words(saved: Tensor, target: Tensor) -> Tensor:
-    """Return boards (N, H, W) of small integers in the int32 words of `target` (N, W): Snake once kept an integer a cell."""
+    """Return boards (N, H, W) of small integers in the int32 words of `target` (N, V), where several are a word now."""
     if (
         saved.dtype not in (torch.int8, torch.int16)
         or target.dtype != torch.int32

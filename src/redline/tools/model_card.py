@@ -53,7 +53,8 @@ def _facts(agent: Agent, exported: dict[str, Any]) -> list[str]:
     rows |= {"trained on": f"{exported.get('hardware', config['device'])}, {config['precision']}"}
     result = _read(agent.path / "result.json")
     if "seconds" in result:
-        rows["wall-clock"] = f"{result['seconds']:,.0f} s, {quantity(result['env_steps_per_second'])} steps/s"
+        before = f" ({result['preparation_seconds']:,.0f} s before training)" if "preparation_seconds" in result else ""
+        rows["wall-clock"] = f"{result['seconds']:,.0f} s{before}, {quantity(result['env_steps_per_second'])} steps/s"
     if evaluation:
         name = agent.rules.game.spec(agent.rules.config).score_name
         interval = (

@@ -30,12 +30,16 @@ Weights = dict[str, Tensor]
 
 
 def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: str = "newest") -> Agent:
-    """Write the agent of `run` to the new run folder `out` and return it as loaded from there.
+    """Write the agent of `run` to the run folder `out` and return it as loaded from there.
+
+    A packed agent that is there already is replaced; any other folder is refused.
 
     int8: store large tensors in int8, a quarter of the bytes.
     rank: store the largest matrix as a product of two, of this rank.
     With either, the agent may choose differently: evaluate it.
     """
+    if out.exists() and (run.resolve().is_relative_to(out.resolve()) or not _is_packed(out)):
+        raise UserError(f"{out} exists and is no packed agent; choose another folder.")
     agent = load_agent(run, "cpu", checkpoint=checkpoint)
     saved = Checkpoints(run, check=check_weights).select(checkpoint, groups=("model",))
     assert saved is not None  # the agent was loaded from it
@@ -68,6 +72,11 @@ def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: st
     if not int8 and not rank and not _same_scores(agent, packed, samples):
         raise UserError(f"The packed agent in {out} does not play like the one in {run}; please report it.")
     return packed
+
+
+def _is_packed(folder: Path) -> bool:
+    """Return whether the checkpoints of a run folder hold weights alone."""
+    return {path.name for path in folder.glob("checkpoints/*/*.safetensors")} == {"model.safetensors"}
 
 
 def policy_weights(agent: Agent, model: Weights, samples: Samples) -> Weights:
