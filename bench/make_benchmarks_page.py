@@ -154,6 +154,11 @@ def snake_20x20(file: Record) -> Iterator[Row]:
 def make_train(file: Record) -> Iterator[Row]:
     result = f"{file['score_mean']:.1f} ± {file['score_ci95']:.1f} foods, {file['whole_command_seconds']:.0f} s in all"
     yield Row(LEARNING, "`make train`: Snake 10x10 with PPO, 3 minutes, mean of 256 games", result)
+    again = file["again"]
+    foods = [run["score_mean"] for run in again["runs"]]
+    result = f"{span(foods, lambda x: f'{x:.1f}')} foods, {statistics.mean(foods):.1f} on average"
+    what = f"the same, one thread, {len(foods)} runs of {len({run['seed'] for run in again['runs']})} seeds"
+    yield Row(LEARNING, what, result, {"commit": again["commit"], "date": again["date"]})
 
 
 def trained(file: Record) -> Iterator[Row]:
