@@ -23,6 +23,7 @@ from redline.run import plan as plans
 from redline.run import precompile
 from redline.run import train as loop
 from redline.run.device_choice import cache_file, remember
+from redline.run.opening import opening_lines
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -190,6 +191,7 @@ def test_runs_that_must_repeat_are_compiled_before_they_learn(tmp_path: Path, st
 
 SHARED = """
 import json, sys
+from redline.run.opening import opening_lines
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -244,6 +246,7 @@ def test_a_plan_on_a_gpu_is_compiled_by_two_processes(tmp_path: Path, monkeypatc
     assert not plan.starts_uncompiled, "a run of so many steps must repeat"
     timed = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, steps=None))
     assert timed.starts_uncompiled
+    assert "One update comes before." in opening_lines(timed)[-1]
     monkeypatch.setattr(plans, "_CORES_TO_SHARE", 10_000)
     assert not plan.shares_compilation
     assert not timed.starts_uncompiled

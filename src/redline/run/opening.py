@@ -34,7 +34,8 @@ def opening_lines(plan: Plan) -> list[str]:
     elif plan.recipe.curriculum(plan.rules.config) and plan.settings.curriculum is None:
         lines.append(f"Training without a curriculum: {plan.reasons['curriculum']}")
     if plan.compile:
-        meanwhile = " Learning begins uncompiled meanwhile." if plan.starts_uncompiled else ""
+        begun = "One update comes before." if plan.shares_compilation else "Learning begins uncompiled meanwhile."
+        meanwhile = f" {begun}" if plan.starts_uncompiled else ""
         lines.append(
             "Compiling: usually 20 to 90 seconds, longest the first time on a machine; they do not count as training."
             f"{meanwhile}"
