@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from redline.run import device_choice, thread_choice
 from redline.run.plan import Plan
 from redline.run.resolve import resolve
 from redline.run.settings import Settings
-from redline.run.thread_choice import candidates, choose_threads, measure_threads
+from redline.run.thread_choice import _used_by_others, candidates, choose_threads, measure_threads
 from redline.run.train import train
 
 
@@ -23,6 +25,7 @@ def fresh_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is cached, and the environment names no number of threads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(thread_choice, "_used_by_others", lambda: lambda: 0.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,7 +53,7 @@ def refuse(plan: Plan, counts: list[int]) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("speeds", "threads"),
-    [((100.0, 10.0), 1), ((100.0, 119.0), 1), ((100.0, 121.0), 2), ((10.0, 15.0, 20.0, 21.0), 8)],
+    [((100.0, 10.0), 1), ((100.0, 109.0), 1), ((100.0, 111.0), 2), ((10.0, 15.0, 20.0, 21.0), 8)],
 )
 def test_fewer_threads_win_unless_more_are_clearly_faster(speeds: tuple[float, ...], threads: int) -> None:
     plan = choose_threads(plan_of(2 if len(speeds) == 2 else 16), Stopwatch(*speeds))
@@ -88,6 +91,26 @@ def test_the_measurement_is_cached_by_settings() -> None:
     assert len(cached) == 2
     path.write_text(json.dumps({key: {"1": "fast"} for key in cached}))
     assert choose_threads(plan_of(), Stopwatch(2.0, 1.0)).threads == 1, "garbled figures are measured again"
+
+
+@pytest.mark.parametrize(("options", "cached"), [({}, False), ({"episodes": 8}, False), ({"steps": 100}, True)])
+def test_a_choice_beside_other_programs_does_not_outlast_them(
+    options: dict[str, Any], cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cached where a run is to repeat bit for bit."""
+    monkeypatch.setattr(thread_choice, "_used_by_others", lambda: lambda: 1.9)
+    assert choose_threads(plan_of(**options), Stopwatch(2.0, 1.0)).threads == 1
+    assert device_choice.cache_file("threads").exists() == cached
+    monkeypatch.setattr(thread_choice, "_used_by_others", lambda: lambda: 0.1)
+    assert choose_threads(plan_of(**options), Stopwatch(1.0, 2.0)).threads == (1 if cached else 2)
+
+
+def test_own_work_is_not_that_of_other_programs() -> None:
+    used = _used_by_others()
+    ends = time.perf_counter() + 0.3
+    while time.perf_counter() < ends:
+        pass
+    assert used() < psutil.cpu_count() - 0.5
 
 
 @pytest.mark.parametrize("options", [{"threads": 3}, {"deterministic": True}])
