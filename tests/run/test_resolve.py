@@ -90,6 +90,11 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     assert plan.algo_config == resolve(told).algo_config
     assert plan.num_envs == 4096
     assert {"net", "num_envs", "batch_size"} <= set(plan.reasons)
+    assert not plan.rules.config.mirror
+    assert not plan.curriculum
+    mirrored = resolve(Settings("snake", env_options={"mirror": True}))
+    assert mirrored.rules.config.mirror
+    assert [phase.name for phase in mirrored.curriculum.phases] == ["long", "base"]  # type: ignore[union-attr]
     for other in (
         Settings("snake", env_options={"width": 20, "height": "20"}),
         Settings("snake", algo="pqn"),
@@ -97,6 +102,8 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
         chosen = resolve(other)
         assert (chosen.algo_config.net, chosen.algo_config.hidden) == ("mlp", (1024, 512))
         assert chosen.num_envs == 16_384
+        assert chosen.rules.config.mirror
+        assert chosen.curriculum
     asked = resolve(Settings("snake", algo="ppo", algo_options={"net": "mlp"}))
     assert (asked.algo_config.hidden, asked.num_envs) == ((512, 512), 16_384), (
         "what goes with convolutions goes with them"
