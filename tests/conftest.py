@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from failures_at_once import FailuresAtOnce
 from redline import games, testing
 from redline.run import progress
 from redline.testing import Variant
@@ -54,6 +55,12 @@ SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")  # written by `pytest --
 _SLOW_SECONDS = 0.4
 # What compiles, most of all Tetris. Begun last, such a test would keep one process busy long after all others have ended.
 LONG_ON_A_GPU = re.compile(r"compiled|single_word|never_waits|masked|afterstates")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name failures at once, in the process that reports."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
