@@ -46,7 +46,7 @@ _UNIFORM = "--env.pieces uniform --env.previews 0"
 _MARIO = "mario --env.sticky 0.25 --minutes 18"
 
 ROWS = {
-    "snake-10x10-ppo": Row("snake", "Snake 10x10, PPO", "win_rate", 0.999, 4096),
+    "snake-10x10-ppo": Row("snake", "Snake 10x10, PPO", "win_rate", 0.999, 5000),
     "snake-10x10-dqn": Row("snake --algo dqn", "Snake 10x10, DQN", "win_rate", 0.97, 4096),
     "snake-20x20": Row(
         "snake --env.width 20 --env.height 20 --minutes 24", "Snake 20x20, PPO", "win_rate", 0.95, 1024

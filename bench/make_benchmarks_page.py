@@ -112,10 +112,13 @@ def agents(file: Record) -> Iterator[Row]:
         wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]
         result += f"; {span(wins, lambda x: f'{x:,.0f}')} steps a win" if wins else ""
         result += f"; {quantity(statistics.mean(run['env_steps'] for run in runs))} env-steps"
-        wall, cpu = (span([run[key] for run in runs], lambda x: f"{x:.0f}") for key in ("wall_seconds", "cpu_seconds"))
+        times = f"{span([run['wall_seconds'] for run in runs], lambda x: f'{x:.0f}')} s"
+        if all(run["cpu_seconds"] for run in runs):
+            times += f" ({span([run['cpu_seconds'] for run in runs], lambda x: f'{x:.0f}')} CPU seconds)"
+        notes = dict.fromkeys(run["note"] for run in runs if run.get("note"))
         commits = ", ".join(dict.fromkeys(str(run["commit"]) for run in runs))
         record = {"commit": commits, "date": max(run["date"] for run in runs)}
-        yield Row(AGENTS, what, f"{result} in {wall} s ({cpu} CPU seconds)", record, f"learning-{name}.png")
+        yield Row(AGENTS, what, "; ".join([f"{result} in {times}", *notes]), record, f"learning-{name}.png")
 
 
 def snake_6x6(file: Record) -> Iterator[Row]:
