@@ -37,7 +37,7 @@ from redline.run.agent import Agent
 SOURCE = Path(__file__).parents[1] / "src"
 TINY = (
     "--num-envs 16 --batch-size 16 --replay-capacity 2k --no-compile --device cpu --eval-episodes 4 --env.width 4 "
-    "--env.height 4 --time-limit 20 --dqn.hidden 16,16 --dqn.learning-starts 64"
+    "--env.height 4 --time-limit 20 --n-step 3 --backplay 0 --env.mirror --dqn.hidden 16,16 --dqn.learning-starts 64"
 )
 
 

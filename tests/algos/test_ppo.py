@@ -462,6 +462,7 @@ def session_of(steps: int | None = 10**6, seed: int = 1, env: str = "snake", **o
         device="cpu",
         compile=False,
         curriculum=False,
+        backplay=0.0,
         time_limit=9,
         env_options=game,
         algo_options={"rollout_steps": 4, "batch_size": 16, "epochs": 2, "hidden": (16, 16)} | options,

@@ -115,7 +115,7 @@ def test_snake_limits_no_error_but_that_of_quantiles() -> None:
         assert resolve(Settings("snake", "dqn", **arguments)).algo_config.huber == 1.0
     squared = resolve(Settings("snake", "dqn")).algo_config
     assert squared.distribution == "none"
-    assert squared.huber > squared.v_max  # no TD error is larger
+    assert squared.huber > 105  # a full board: no TD error is larger
 
 
 def test_a_table_picks_by_class_device_and_cores() -> None:

@@ -48,6 +48,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
             "batch_size": 32,
             "hidden": (16,),
             "learning_starts": 64,
+            "learning_rate_end": None,
+            "gamma_end": None,
             "replay_capacity": 1024,
             "updates": 2,
         },

@@ -345,9 +345,9 @@ def test_which_curriculum_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return [phase.name for phase in curriculum.phases] if curriculum else []
 
     file = str(tmp_path / "phases.json")
-    assert named() == ["long", "base"]
-    assert named(env_options={"sight": 4}) == named(env_options={"view": "planes"}) == []
-    asked_for = {"width": 4, "height": 4, "long_start": 5}
+    assert named(env_options={"mirror": True}) == ["long", "base"]
+    assert named() == named(env_options={"sight": 4}) == named(env_options={"view": "planes"}) == []
+    asked_for = {"width": 4, "height": 4, "mirror": True, "long_start": 5}
     assert named(env_options=asked_for) == []  # of its phases nothing would be left
     replace_curriculum()
     assert named() == []

@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
 ALGOS = {
     "ppo": {"rollout_steps": 8, "epochs": 2, "hidden": (16,), "net": "mlp"},
     "pqn": {"rollout_steps": 8, "epochs": 2, "hidden": (16,), "net": "mlp"},
-    "dqn": {"hidden": (16,), "net": "mlp", "replay_capacity": 2000, "learning_starts": 128},
+    "dqn": {"hidden": (16,), "replay_capacity": 2000, "learning_starts": 128, "n_step": 3, "learning_rate_end": None},
 }
 
 

@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 SCRIPT = Path(__file__).with_name("fork_runs.py")
 STEPS = 480  # an iteration of DQN is 16, and it learns from the fifth on
 TRAIN = f"train snake --algo dqn --no-compile --device cpu --num-envs 16 --batch-size 16 --replay-capacity 480 --steps {STEPS}"
-TRAIN += " --dqn.hidden 8 --dqn.net mlp --dqn.learning-starts 64 --threads 1 --env.starvation 9 --eval-episodes 0"
+TRAIN += " --n-step 3 --dqn.hidden 8 --dqn.learning-starts 64 --threads 1 --env.starvation 9 --eval-episodes 0"
 
 # Name: the fault and further options.
 CASES: dict[str, dict[str, Any]] = {

@@ -94,13 +94,15 @@ def test_a_run_in_two_parts_is_the_run_in_one(replay: str, prioritized: bool, tm
         "prioritized": prioritized,
         "eval_episodes": 0,
         "env_options": SMALL,
-        # beta 1 from the start: otherwise it follows the share of a run's steps, and these runs differ in length
+        # Nothing follows the progress of a run: these differ in length.
         "algo_options": {
             "hidden": (8,),
             "learning_starts": 100,
             "updates": 2,
             "epsilon_steps": 500,
             "priority_beta": 1.0,
+            "learning_rate_end": None,
+            "gamma_end": None,
         },
     }
     parts = Settings(**chosen, run_dir=str(tmp_path / "parts"), steps=16 * 60)

@@ -77,7 +77,9 @@ def test_on_a_cpu_ppo_sees_medium_boards_whole_and_large_ones_in_part() -> None:
         large = resolve(Settings("snake", device="cpu", env_options=options))
         assert (large.rules.config.view, large.rules.config.sight, large.backplay) == ("centred", 4, 0.0)
     dqn = resolve(Settings("snake", device="cpu", algo="dqn"))
-    assert (dqn.rules.config.view, dqn.rules.config.sight) == ("centred", 4)
+    assert (dqn.rules.config.view, dqn.rules.config.mirror, dqn.backplay) == ("wrapped", False, 0.8)
+    pqn = resolve(Settings("snake", device="cpu", algo="pqn"))
+    assert (pqn.rules.config.view, pqn.rules.config.sight) == ("centred", 4)
 
 
 def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +332,7 @@ def test_a_setting_the_algorithm_does_not_have_is_named() -> None:
 
 @pytest.mark.parametrize("name", dqn.PRESETS)
 def test_a_preset_is_a_set_of_options_with_reasons(name: str) -> None:
-    plan = resolve(from_words("snake", {"preset": name, "algo": "dqn"}))
+    plan = resolve(from_words("tetris", {"preset": name, "algo": "dqn", "env.view": "planes"}))
     for option, value in dqn.PRESETS[name].items():
         assert getattr(plan.algo_config, option) == value
         assert plan.provenance[option].source == f"preset {name}"
@@ -338,7 +340,7 @@ def test_a_preset_is_a_set_of_options_with_reasons(name: str) -> None:
     assert record["preset"] == name
     assert record["prioritized"] is (name == "rainbow")
     assert record["algo_options"]["distribution"] == plan.algo_config.distribution
-    plain = resolve(Settings("snake", "dqn"))
+    plain = resolve(Settings("tetris", "dqn", env_options={"view": "planes"}))
     assert plain.describe()["preset"] is None
     assert plan.num_envs == plain.num_envs  # what follows from the hardware stays
     assert plan.algo_config.batch_size == plain.algo_config.batch_size
@@ -398,8 +400,8 @@ def test_every_setting_has_a_source() -> None:
     assert sources["n_step"] == sources["env.width"] == sources["algo"] == "requested"
     assert sources["dueling"] == "preset rainbow"
     assert sources["env.view"] == "recipe snake"
-    assert sources["hidden"] == f"default for tensor games on {plan.hardware.tier}"
-    assert sources["huber"] == "algorithm default"
+    assert sources["replay_capacity"] == f"default for tensor games on {plan.hardware.tier}"
+    assert sources["munchausen"] == "algorithm default"
     assert sources["env.start_length"] == "environment default"
     assert sources["compile"] == "derived from the hardware"
     assert resolve(Settings("snake", device="cpu")).provenance["batch_size"].source == "derived from num_envs"

@@ -239,7 +239,7 @@ def lights() -> Rules:
 @pytest.mark.parametrize(("algo", "precision"), [("ppo", "fp32"), ("ppo", "bf16"), ("dqn", "fp32")])
 def test_networks_that_act_share_the_statistics_and_checkpoints_hold_them(algo: str, precision: str) -> None:
     options = {"net": "pixels", "channels": (4, 4, 4), "hidden": (8,), "batch_norm": True}
-    options |= {"ema_decay": 0.9} if algo == "ppo" else {"learning_starts": 16}
+    options |= {"ema_decay": 0.9} if algo == "ppo" else {"learning_starts": 16, "n_step": 1}
     plan = resolve(settings_of(algo, num_envs=4, algo_options=options, precision=precision))
     plan = dataclasses.replace(plan, rules=lights())
     session = Session(plan, pytest.fail)

@@ -43,13 +43,17 @@ GROUPS = {"model", "optim", "rng", "envs", "replay"}
 
 def tiny(path: Path, algo: dict[str, Any] | None = None, **changes: Any) -> Settings:
     """A run of a second. Its memory of 30 rows is written over, and its games die, starve and hit the time limit."""
-    options = {"hidden": (16, 16), "learning_starts": 64, "learning_rate": 1e-3, "epsilon_steps": 400} | (algo or {})
+    options = {"hidden": (16, 16), "learning_starts": 64, "learning_rate": 1e-3, "epsilon_steps": 400}
+    # Schedules would follow the number of steps, which the parts of a run differ in.
+    options |= {"gamma": 0.97, "gamma_end": None, "learning_rate_end": None} | (algo or {})
     settings = {
         "env": "snake",
         "run_dir": str(path),
         "num_envs": 16,
         "batch_size": 16,
         "replay_capacity": 480,
+        "n_step": 3,
+        "backplay": 0.0,
         "time_limit": 12,
         "device": "cpu",
         "compile": False,
@@ -66,7 +70,7 @@ def words(settings: Settings) -> list[str]:
     found = ["train", settings.env]
     for group, options in (("", vars(settings)), ("env.", settings.env_options), ("dqn.", settings.algo_options)):
         for name, value in options.items():
-            if name not in ("env", "env_options", "algo_options") and value is not None:
+            if name not in ("env", "env_options", "algo_options") and (value is not None or group):
                 text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 found.append(f"--{group}{name.replace('_', '-')}={text}")
     return found
@@ -593,7 +597,7 @@ def test_the_folder_of_something_else_is_refused(
         ({"replay_capacity": 960}, "dqn.replay_capacity was 480, now 960"),
         ({"algo": {"hidden": (8,)}}, r"dqn.hidden was \[16, 16\], now \[8\]"),
         ({"algo": {"gamma": 0.5}}, "dqn.gamma was 0.97, now 0.5"),
-        ({"env_options": {"width": 5, "height": 4, "starvation": 9}}, "env.width was 4, now 5\\. Give"),
+        ({"env_options": {"width": 5, "height": 4, "starvation": 9}}, "env.width was 4, now 5; dqn.v_max"),
         ({"env_options": {"width": 4, "height": 4}}, "env.starvation was 9, now "),
     ],
 )

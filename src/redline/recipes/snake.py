@@ -13,15 +13,15 @@ ALGO = tensor_games.ALGO
 COMPILER = CompilerOptions(fusion=512)  # everything that a step computes once for each game is one kernel on a GPU
 
 _SMALL = 7  # columns and rows of a board that a CPU learns to fill
-_MEDIUM = 12  # columns and rows of a board that PPO sees whole on a CPU, and through convolutions on a large GPU
+_MEDIUM = 12  # columns and rows of a board that PPO and DQN see whole on a CPU, and through convolutions on a large GPU
 
-# Larger boards on a CPU, and medium ones without PPO: the surroundings of the head.
+# Larger boards on a CPU, and medium ones with PQN: the surroundings of the head.
 _CENTRED: Table = {
     "env.view": Setting("centred", "seen from the head, a lesson from one corner holds in all"),
     "env.sight": Setting(4, "nearby cells and the way to the food: a quarter of the inputs of the whole board"),
 }
 
-# Small boards, medium ones with PPO, and every board on a GPU: the whole board, seen from the head.
+# Small boards, medium ones with PPO and DQN, and every board on a GPU: the whole board, seen from the head.
 _WRAPPED: Table = {
     "env.view": Setting("wrapped", "the last foods need the whole board: they are won by planning around the body"),
     "env.reward_starve": Setting(
@@ -62,14 +62,20 @@ _WRAPPED_DQN: Table = {
     "n_step": Setting(10, "a full board is hundreds of moves away: its value comes back ten moves at a time"),
     "epsilon_high": _WRAPPED_PQN["epsilon_high"],
     "epsilon_low": Setting(5e-5, "most games must last until the board is nearly full"),
+    "epsilon_steps": Setting(by_device(cpu=500_000), "a quarter of a minute of play"),
     "learning_rate_end": Setting(2e-5, _POLISH),
     "huber": Setting(1_000.0, "squared errors: a limited one would make little of a rare loss"),
-    "dueling": Setting(True, "in bfloat16, values of 60 would hide small differences between moves"),
+    "dueling": Setting(True, "moves differ by little: on a GPU, values of 60 in bfloat16 would hide it"),
+    "num_envs": Setting(by_device(cpu=512), "learning takes most of the time: two samples for each step played"),
+    "batch_size": Setting(by_device(cpu=1_024), "two samples for each step played"),
+    "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "more samples a second"),
 }
 
-# PPO on a CPU, on boards of 8x8 to 12x12.
-_PPO_MEDIUM_CPU: Table = {
+# On a CPU, on boards of 8x8 to 12x12.
+_MEDIUM_CPU: Table = {
     "env.reward_starve": Setting(-5.0, "greedy play would circle without end in a third of the games"),
+}
+_PPO_MEDIUM_CPU: Table = _MEDIUM_CPU | {
     "hidden": Setting(ByClass((64, 64), (128, 128), UNSET, UNSET, UNSET), "twice as wide, half as many games"),
     "rollout_steps": Setting(32, "frequent updates: a few minutes allow hundreds of rollouts only"),
     "learning_rate": Setting(1.5e-3, "there is no time for small steps"),
@@ -111,28 +117,28 @@ _DQN_CONVOLUTIONAL: Table = {
 
 def settings(request: Request) -> dict[str, Setting]:
     """Return settings for the view that suits board and hardware, or for the requested view."""
+    algo, on_gpu, large = request.algo, request.on_gpu, request.hardware.tier == "gpu-large"
     side = max(request.env_option("width"), request.env_option("height"))
-    medium_cpu = not request.on_gpu and request.algo == "ppo" and _SMALL < side <= _MEDIUM
-    sees_all = "sight" not in request.env_options and (request.on_gpu or side <= _SMALL or medium_cpu)
+    unmirrored = side <= _MEDIUM and algo in ("ppo", "dqn")
+    sees_all = "sight" not in request.env_options and (on_gpu or side <= _SMALL or unmirrored)
     view = request.env_options.get("view", "wrapped" if sees_all else "centred")
     if view != "wrapped":
         return dict(_CENTRED) if view == "centred" else {}
-    large = request.hardware.tier == "gpu-large"
-    unmirrored = side <= _MEDIUM and (request.algo == "ppo" or (request.algo == "dqn" and request.on_gpu))
     rows = _WRAPPED | (_UNMIRRORED if unmirrored else {})
-    rows |= {"ppo": _WRAPPED_PPO, "pqn": _WRAPPED_PQN}.get(request.algo, {})
-    if request.on_gpu and request.algo == "dqn":
-        rows |= _WRAPPED_DQN
+    rows |= {"ppo": _WRAPPED_PPO, "pqn": _WRAPPED_PQN, "dqn": _WRAPPED_DQN}.get(algo, {})
+    if algo == "dqn":
         rows |= {"v_max": Setting(_highest_return(request), "every food and the win, for distributions of values")}
         if request.algo_options.get("distribution") == "quantile":
             del rows["huber"]  # there it is a scale of quantiles, not a limit of errors
-    if request.on_gpu and request.algo in ("dqn", "ppo", "pqn"):
+    if on_gpu and algo in ("dqn", "ppo", "pqn"):
         rows |= _WRAPPED_LARGE_GPU if large else _WRAPPED_GPU
-    if request.on_gpu and request.algo == "ppo":
+    if on_gpu and algo == "ppo":
         rows |= _PPO_CONVOLUTIONAL if large and side <= _MEDIUM else _PPO_MLP
-    if large and request.algo == "dqn" and side <= _MEDIUM:
+    if large and algo == "dqn" and side <= _MEDIUM:
         rows |= _DQN_CONVOLUTIONAL
-    return rows | _PPO_MEDIUM_CPU if medium_cpu else rows
+    if not on_gpu and _SMALL < side <= _MEDIUM:
+        rows |= {"ppo": _PPO_MEDIUM_CPU, "dqn": _MEDIUM_CPU}.get(algo, {})
+    return rows
 
 
 def _highest_return(request: Request) -> float:

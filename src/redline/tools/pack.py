@@ -25,7 +25,8 @@ from redline.tools.export import Samples, collect_samples
 
 POINTS = 100  # of metrics.jsonl that are kept
 _STATES = 64 * 900  # of games from their beginning, from which the outputs of a layer are read
-_SMALL = 4096  # weights of a tensor that are not worth packing
+_SMALL = 16_384  # weights of a tensor that are not worth packing: rounding those of an output layer changes choices
+_RARELY = 0.01  # least share of a unit's positive outputs that its errors are weighed by, as a standard deviation
 Weights = dict[str, Tensor]
 
 
@@ -113,7 +114,11 @@ class _Outputs(TorchFunctionMode):
 
 @torch.no_grad()
 def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
-    """Replace the largest matrix by two factors that keep the principal components of its layer's outputs in play."""
+    """Replace the largest matrix by two factors that keep the principal components of its layer's outputs in play.
+
+    A ReLU follows the layer: errors of a unit count by how often its output is positive in play. The components have
+    deviation 1, so that a row of the right factor loses little in int8.
+    """
     name = max((name for name in weights if weights[name].dim() == 2), key=lambda name: weights[name].numel())
     weight, bias_name = weights[name], name.removesuffix("weight") + "bias"
     parameters = [p for p in agent.net.parameters() if p.shape == weight.shape and torch.equal(p.data, weight)]
@@ -125,17 +130,21 @@ def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
             agent.net(obs, legal)
     outputs = torch.cat(layer.outputs).double()
     mean = outputs.mean(0)
-    components = torch.linalg.eigh(torch.cov(outputs.T))[1][:, -rank:]  # eigenvalues ascend
-    projection = components @ components.T
-    bias = mean + projection @ (weights[bias_name].double() - mean)
-    factors = {name + LEFT: components.float(), name + RIGHT: (components.T @ weight.double()).float()}
+    importance = (outputs > 0).double().mean(0).sqrt().clamp(min=_RARELY)
+    variances, components = torch.linalg.eigh(torch.cov(((outputs - mean) * importance).T))  # in ascending order
+    deviations = variances[-rank:].clamp(min=1e-12).sqrt()
+    left = components[:, -rank:] / importance.unsqueeze(1) * deviations
+    right = components[:, -rank:].T * importance / deviations.unsqueeze(1)
+    bias = mean + left @ (right @ (weights[bias_name].double() - mean))
+    factors = {name + LEFT: left.float(), name + RIGHT: (right @ weight.double()).float()}
     return {key: value for key, value in weights.items() if key != name} | factors | {bias_name: bias.float()}
 
 
 def _in_int8(weights: Weights) -> Weights:
+    """Return large weights in int8; left factors stay as they are, since every unit sums up the errors of a row."""
     packed: Weights = {}
     for name, weight in weights.items():
-        large = weight.is_floating_point() and weight.dim() > 1 and weight.numel() >= _SMALL
+        large = weight.is_floating_point() and weight.dim() > 1 and weight.numel() >= _SMALL and not name.endswith(LEFT)
         packed |= to_int8(name, weight) if large else {name: weight}
     return packed
 
