@@ -55,7 +55,7 @@ ROWS = {
         "snake --env.width 6 --env.height 6 --steps 8M --threads 1", "Snake 6x6, PPO", "win_rate", None, 2048, CORES
     ),
     "snake-8x8-cpu": Row(
-        "snake --env.width 8 --env.height 8 --steps 12M --threads 1", "Snake 8x8, PPO", "score_mean", None, 1024, CORES
+        "snake --env.width 8 --env.height 8 --steps 12M --threads 1", "Snake 8x8, PPO", "win_rate", None, 1024, CORES
     ),
     "snake-10x10-cpu": Row("snake", "Snake 10x10, PPO, `make train`", "score_mean", 75, 256, CORES),
     "tetris-10x10": Row(

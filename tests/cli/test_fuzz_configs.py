@@ -61,6 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "payload.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "payload", raising=False)  # of another test
     monkeypatch.setattr(resume, "open_session", accept)
     monkeypatch.setattr(agent_module.Agent, "evaluate", accept)
     return tmp_path
