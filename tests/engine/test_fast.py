@@ -362,7 +362,8 @@ def test_a_session_that_cannot_be_captured_trains_as_without_graphs(monkeypatch:
 
 
 def tiny(**options: Any) -> Plan:
-    algo = {"hidden": (16, 16), "learning_starts": 32, "epsilon_steps": 400, "target_period": 2, "tau": 0.5}
+    algo: dict[str, Any] = {"hidden": (16, 16), "learning_starts": 32, "epsilon_steps": 400, "dueling": False}
+    algo |= {"target_period": 2, "tau": 0.5}
     settings = Settings(
         env="snake",
         num_envs=8,
