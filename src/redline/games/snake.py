@@ -45,7 +45,11 @@ PALETTE = (  # name and colour of each cell value
     ("food", (226, 74, 62)),
 )
 
-HUMAN = {"view": "planes", "mirror": True, "sight": 0}  # options with which people play: what an agent sees does not count
+HUMAN = {
+    "view": "planes",
+    "mirror": True,
+    "sight": 0,
+}  # options with which people play: what an agent sees does not count
 
 # Options that may change while training: they enter tensor arithmetic only.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
