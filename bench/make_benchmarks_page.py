@@ -816,7 +816,9 @@ def hardware(file: Record) -> str:
     if "H200" in file["hardware"]:
         return "H200"
     cores = re.search(r"(\d+) CPU cores", file["hardware"])
-    return f"{cores[1]} CPU cores" if cores and cores[1] != "2" else "2 CPU cores (Neoverse-N1)"
+    if cores and cores[1] != "2":
+        return f"{cores[1]} CPU cores"
+    return f"2 CPU cores ({'Xeon' if 'Xeon' in file['hardware'] else 'Neoverse-N1'})"
 
 
 def main() -> None:

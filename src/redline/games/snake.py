@@ -45,11 +45,8 @@ PALETTE = (  # name and colour of each cell value
     ("food", (226, 74, 62)),
 )
 
-HUMAN = {
-    "view": "planes",
-    "mirror": True,
-    "sight": 0,
-}  # options with which people play: what an agent sees does not count
+# Options with which people play; those of what an agent sees are the usual ones.
+HUMAN = {"view": "planes", "mirror": True, "sight": 0}
 
 # Options that may change while training: they enter tensor arithmetic only.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")

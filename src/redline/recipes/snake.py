@@ -62,7 +62,7 @@ _WRAPPED_DQN: Table = {
     "n_step": Setting(10, "a full board is hundreds of moves away: its value comes back ten moves at a time"),
     "epsilon_high": _WRAPPED_PQN["epsilon_high"],
     "epsilon_low": Setting(5e-5, "most games must last until the board is nearly full"),
-    "epsilon_steps": Setting(by_device(cpu=500_000), "a quarter of a minute of play"),
+    "epsilon_steps": Setting(by_device(cpu=500_000), "about half a minute of play"),
     "learning_rate_end": Setting(2e-5, _POLISH),
     "huber": Setting(1_000.0, "squared errors: a limited one would make little of a rare loss"),
     "dueling": Setting(True, "moves differ by little: on a GPU, values of 60 in bfloat16 would hide it"),

@@ -116,8 +116,8 @@ class _Outputs(TorchFunctionMode):
 def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
     """Replace the largest matrix by two factors that keep the principal components of its layer's outputs in play.
 
-    A ReLU follows the layer: errors of a unit count by how often its output is positive in play. The components have
-    deviation 1, so that a row of the right factor loses little in int8.
+    A ReLU follows the layer: errors of a unit count by how often its output is positive in play (with layer normalisation
+    in between, that is an approximation). Components have deviation 1, so that no row of the left factor dwarfs others.
     """
     name = max((name for name in weights if weights[name].dim() == 2), key=lambda name: weights[name].numel())
     weight, bias_name = weights[name], name.removesuffix("weight") + "bias"
