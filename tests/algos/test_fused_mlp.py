@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plain_mlp import check
+from plain_mlp import check, make_layers, plain_mlp
 
 from redline.algos import fused_mlp, networks
 from redline.core.records import Spec
@@ -92,6 +92,18 @@ def test_plain_operations_take_over_where_triton_fails(monkeypatch: pytest.Monke
     assert messages == ["Running MLPs without their kernel, which failed (RuntimeError: Failed to find C compiler.)."]
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_gradients_of_the_plain_operations_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch, norm: bool) -> None:
+    monkeypatch.setattr(fused_mlp, "attempt", lambda *_: False)
+    generator = torch.Generator().manual_seed(1)
+    obs, scale = torch.rand(50, 21, generator=generator), torch.rand(21, generator=generator)
+    layers = make_layers((24, 32, 48, 5), "cpu")
+    parameters = [parameter for layer in layers for parameter in layer]
+    outputs = [mlp(obs, scale, layers, norm, torch.float32) for mlp in (fused_mlp.fused_mlp, plain_mlp)]
+    for ours, theirs in zip(*(torch.autograd.grad(x.square().sum(), parameters) for x in outputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_layers_that_do_more_than_multiply_are_not_fused() -> None:
     noisy = networks.build(SPEC, networks.NetworkConfig("mlp", (64, 64)), seed=1, sigma=0.5)
     twins = networks.build_actor_critic(
@@ -109,6 +121,7 @@ for rows, inputs, widths, dtype, norm in (
     (70, 300, (64, 64, 8), torch.uint8, False),
     (37, 20, (48, 96, 8), torch.float32, True),
     (1, 7, (16, 16, 1), torch.int16, True),
+    (25, 7, (16, 16, 1), torch.uint8, True),
     (130, 20, (272, 32, 4), torch.uint8, False),
 ):
     check(rows, inputs, widths, dtype, torch.float16, norm, "cpu")
