@@ -62,15 +62,15 @@ ROWS = {
         f"tetris --env.height 10 {_UNIFORM}", "Tetris 10x10 uniform, PPO", "score_mean", 5_000, 1000
     ),
     "tetris-10x20": Row(
-        f"tetris {_UNIFORM} --minutes 24", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=2_000_000_000
+        f"tetris {_UNIFORM} --minutes 5", "Tetris 10x20 uniform, PPO", "score_censored", 51e6, 4096, max_steps=1_500_000_000
     ),
     "tetris-10x20-cpu": Row(
         "tetris --steps 400k --threads 1", "Tetris 10x20, seven-bag, one preview, PPO", "score_censored", None, 64,
         CORES, 200_000,
     ),
-    "tetris-10x10-planes": Row(
-        f"tetris --env.height 10 --env.view planes {_UNIFORM}",
-        "Tetris 10x10 uniform from planes, PPO", "score_mean", 1_000, 1000,
+    "tetris-10x10-boards": Row(
+        f"tetris --env.height 10 --env.view boards {_UNIFORM} --no-curriculum --minutes 5",
+        "Tetris 10x10 uniform from raw boards, PPO", "score_censored", 1_000, 1024, max_steps=20_000_000,
     ),
     "tetris-7x14-dqn": Row(
         f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM}",

@@ -99,6 +99,18 @@ def test_leaving_idle_slots_out_changes_nothing(look_every: int, monkeypatch: py
     assert (len(sizes) > 1) == (look_every < 300)  # it was done, and where it was not the result is the same
 
 
+def test_a_budget_of_steps_is_played_in_as_many_slots_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_SLOTS", 4)
+    sizes = set()
+
+    def watched(obs: Tensor, legal: Tensor | None) -> Tensor:
+        sizes.add(len(obs))
+        return erratic(obs, legal)
+
+    evaluate(small(), watched, 10, CPU, max_steps=200)
+    assert sizes == {10}
+
+
 def test_progress_counts_up_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_EVERY", 2)
     told: list[int] = []

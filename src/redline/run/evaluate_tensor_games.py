@@ -20,6 +20,7 @@ from redline.run.evaluation import Evaluation
 from redline.run.policies import HELD_OUT, Policy
 
 _MAX_SLOTS = 4096
+_MAX_SLOTS_LONG = 65_536  # with a budget of steps: no slot waits for the longest games, and a GPU is kept busy
 _LOOK_EVERY = 32  # steps between two looks at the games that ended: the only host synchronisation
 _LOOK_EVERY_LONG = 256  # with a budget of steps
 _COMPILE_AFTER = 256  # steps of a slot: shorter games end before compiling pays
@@ -44,7 +45,7 @@ class TensorGames:
     ) -> None:
         """Arguments as of `evaluate`."""
         self.rules, self.policy, self.episodes = rules, policy, episodes
-        self.slots = min(episodes, _MAX_SLOTS)
+        self.slots = min(episodes, _MAX_SLOTS_LONG if max_steps else _MAX_SLOTS)
         self.slot = torch.arange(self.slots, device=device)  # of those that still play
         self.quota = episodes // self.slots + (self.slot < episodes % self.slots).to(torch.int32)
         self.max_steps = max_steps
