@@ -69,8 +69,13 @@ ROWS = {
         CORES, 200_000,
     ),
     "tetris-10x10-boards": Row(
-        f"tetris --env.height 10 --env.view boards {_UNIFORM} --no-curriculum --minutes 5",
+        f"tetris --env.height 10 --env.view boards {_UNIFORM} --minutes 5",
         "Tetris 10x10 uniform from raw boards, PPO", "score_censored", 1_000, 1024, max_steps=20_000_000,
+    ),
+    "tetris-10x10-lines": Row(
+        f"tetris --env.height 10 --env.view boards {_UNIFORM} --no-curriculum --minutes 5",
+        "Tetris 10x10 uniform from raw boards, rewards for lines only, PPO", "score_censored", 1_000, 1024,
+        max_steps=20_000_000,
     ),
     "tetris-7x14-dqn": Row(
         f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM}",
@@ -213,8 +218,8 @@ def _print_row(name: str, row: dict[str, Any]) -> None:
             print(f"{run['seed']:>4}{run['wall_seconds']:>9.0f}  {run['error']}")
             continue
         print(
-            f"{run['seed']:>4}{run['wall_seconds']:>9.0f}{run['cpu_seconds']:>7.0f}{run['env_steps'] / 1e6:>8.2f} M"
-            f"{run['score_mean']:>11,.1f}{run['win_rate']:>8.1%}{run['steps_per_win'] or 0:>13.0f}"
+            f"{run['seed']:>4}{run['wall_seconds']:>9.0f}{run['cpu_seconds'] or 0:>7.0f}{run['env_steps'] / 1e6:>8.2f} M"
+            f"{run['score_mean'] or 0:>11,.1f}{run['win_rate']:>8.1%}{run['steps_per_win'] or 0:>13.0f}"
         )
     if seeds := summary(row):
         interval = f"{seeds['low']:,.4g} to {seeds['high']:,.4g}"

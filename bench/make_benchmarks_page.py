@@ -94,8 +94,9 @@ def agents(file: Record) -> Iterator[Row]:
         runs = [run for run in row["runs"] if "error" not in run]
         if not runs:
             continue
-        figure, unit = row["figure"], "won" if row["figure"] == "win_rate" else "mean score"
-        text = percent if figure == "win_rate" else lambda value: f"{value:,.1f}"
+        figure = row["figure"]
+        unit = {"win_rate": "won", "score_mean": "mean score", "score_censored": "score per game over"}[figure]
+        text = percent if figure == "win_rate" else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
         same = (ROOT / card).exists() and row["command"] in (ROOT / card).read_text(encoding="utf-8")
@@ -118,7 +119,8 @@ def agents(file: Record) -> Iterator[Row]:
         notes = dict.fromkeys(run["note"] for run in runs if run.get("note"))
         commits = ", ".join(dict.fromkeys(str(run["commit"]) for run in runs))
         record = {"commit": commits, "date": max(run["date"] for run in runs)}
-        yield Row(AGENTS, what, "; ".join([f"{result} in {times}", *notes]), record, f"learning-{name}.png")
+        picture = f"learning-{name}.png" if any(run.get("curve") for run in runs) else ""
+        yield Row(AGENTS, what, "; ".join([f"{result} in {times}", *notes]), record, picture)
 
 
 def snake_6x6(file: Record) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """Draw the learning curves of bench/agents.py: `python bench/plot_agents.py FILE [FILE ...] [--folder docs/images]`.
 
 One picture per row, learning-ROW.png: the score of games in training over environment steps, the mean of the seeds
-with its interval, or of rows with one seed its curve.
+with its interval, or of rows with one seed its curve. Runs whose curve was not kept are left out.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import numpy as np
 from redline.tools.curves import draw, line
 
 
-def picture(row: dict[str, Any]) -> bytes:
-    """Return the PNG of a row."""
+def picture(row: dict[str, Any]) -> bytes | None:
+    """Return the PNG of a row, None without any curve."""
     figure, label = (
         ("win_rate", "games won in training, %") if row["figure"] == "win_rate" else ("score", "score in training")
     )
     scale = 100 if figure == "win_rate" else 1
     curves = []
     for run in row["runs"]:
-        if "error" in run:
+        if not run.get("curve"):
             continue
         points = [point for point in run["curve"] if figure in point]
         steps, values = np.array([[point["env_steps"], scale * point[figure]] for point in points]).T
         curves.append(line(steps, values))
+    if not curves:
+        return None
     seeds = f"{len(curves)} seeds" if len(curves) > 1 else "one seed"
     return draw({seeds: curves}, row["title"].replace("`", ""), "environment steps", label)
 
@@ -41,8 +43,9 @@ def main() -> None:
     for file in arguments.files:
         for name, row in json.loads(file.read_text())["rows"].items():
             path = arguments.folder / f"learning-{name}.png"
-            path.write_bytes(picture(row))
-            print(path)
+            if (png := picture(row)) is not None:
+                path.write_bytes(png)
+                print(path)
 
 
 if __name__ == "__main__":

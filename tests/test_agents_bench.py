@@ -92,8 +92,11 @@ def test_curves_are_drawn(script: ModuleType, tmp_path: Path, monkeypatch: pytes
         return {"seed": seed, "score_mean": float(seed), "curve": points}
 
     row = script.Row("snake", "Snake, `make train`", "score_mean", 0.0, 4)._asdict()
-    record = {"rows": {"tiny": row | {"runs": [run(0), run(1), {"seed": 2, "error": "exit code 1"}]}}}
+    lost: dict[str, object] = {"seed": 2, "score_mean": 2.0, "curve": []}
+    runs = [run(0), run(1), lost, {"seed": 3, "error": "exit code 1"}]
+    record = {"rows": {"tiny": row | {"runs": runs}, "lost": row | {"runs": [lost]}}}
     script.write(tmp_path / "runs.json", record)
     monkeypatch.setattr(sys, "argv", ["plot_agents.py", str(tmp_path / "runs.json"), "--folder", str(tmp_path)])
     load_script("plot_agents").main()
     assert (tmp_path / "learning-tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "learning-lost.png").exists()

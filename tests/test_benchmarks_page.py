@@ -51,7 +51,7 @@ def test_a_changed_figure_changes_the_page(script: ModuleType, tmp_path: Path) -
 
 def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None:
     run = {"seed": 0, "commit": "abcdef0", "date": "2026-11-18", "env_steps": 2e6, "wall_seconds": 61.0}
-    run |= {"cpu_seconds": 60.0, "steps_per_win": 812.4}
+    run |= {"cpu_seconds": 60.0, "steps_per_win": 812.4, "curve": [{"env_steps": 1}]}
     row = {
         "title": "Snake 10x10, PPO",
         "command": "redline train snake",
@@ -71,7 +71,8 @@ def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None
     assert (
         "2 of 4 reach 99.0 %; 1 failed; 812 steps a win; 2 M env-steps in 61 to 63 s (60 CPU seconds) | H200 |" in page
     )
-    (alone,) = script.agents(record | {"rows": {"a": row | {"runs": [run]}}})
+    (alone,) = script.agents(record | {"rows": {"a": row | {"runs": [run | {"curve": []}]}}})
+    assert not alone.picture
     assert alone.what.endswith("one seed, 4,096 games")
     assert alone.result.startswith("99.5 % won; ")  # no interval
     assert "![Learning curves: Snake 10x10, PPO](images/learning-no-such-agent.png)" in page
