@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from redline import algos, games
 from redline.cli import catalog, schema
@@ -157,7 +158,9 @@ def test_damaged_source_is_no_schema(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_default_algorithm_is_that_of_the_recipe() -> None:
     from redline import recipes
+    from redline.engine import hardware
 
+    machine = hardware.detect(torch.device("cpu"))
     for name in (*games.names(), "gym:CartPole-v1"):
-        chosen = recipes.choose_algo(load_game(name), {})
+        chosen = recipes.choose_algo(load_game(name), {}, machine)
         assert catalog.default_algorithm(name) == chosen.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,20 @@ def test_the_preprocessing_is_that_of_the_field() -> None:
     assert resolve(Settings("gym:ALE/Pong-v5", "dqn", device="cpu")).rules.config == config, "whatever learns"
 
 
-@pytest.mark.parametrize(("algo", "sizes"), [("ppo", (120, 960)), ("dqn", (120, 512))])
+H200 = Hardware("cuda:0", "test", cores=16, memory_gb=80.0, bf16=True, compiler="g++", capability=(9, 0))
+
+
+@pytest.mark.parametrize(("algo", "sizes"), [("ppo", (120, 960)), ("dqn", (120, 1024))])
 def test_sixteen_cores_play_many_games(algo: str, sizes: tuple[int, int]) -> None:
-    machine = Hardware("cuda:0", "test", cores=16, memory_gb=80.0, bf16=True, compiler="g++", capability=(9, 0))
-    chosen = recipes.collect(recipes.Request(load_game("gym:ALE/Pong-v5"), machine, algo))
+    chosen = recipes.collect(recipes.Request(load_game("gym:ALE/Pong-v5"), H200, algo))
     assert (chosen["num_envs"].value, chosen["batch_size"].value) == sizes
+
+
+@pytest.mark.parametrize(("device", "algo"), [("cuda:0", "dqn"), ("cpu", "ppo")])
+def test_replay_is_chosen_on_gpus(device: str, algo: str) -> None:
+    machine = dataclasses.replace(H200, device=device)
+    assert recipes.choose_algo(load_game("gym:ALE/Pong-v5"), {}, machine).value == algo
+    assert recipes.choose_algo(load_game("gym:CartPole-v1"), {}, machine).value == "ppo"
 
 
 @pytest.mark.parametrize(

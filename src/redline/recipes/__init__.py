@@ -5,7 +5,7 @@ environments that only a CPU can step. A recipe adds to these what suits one env
 
     settings(request: Request) -> dict[str, Setting]     required
     ALGO: Setting                                        the algorithm to train with, unless another is requested
-    choose_algo(game, env_options) -> Setting            the same, where it depends on the environment
+    choose_algo(game, env_options, hardware) -> Setting  the same, where it depends on environment or hardware
     curriculum(config) -> tuple[Phase, ...]              environment options that change as training progresses
     COMPILER: CompilerOptions                            how to compile the game
 
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.core.errors import UserError
+from redline.core.records import Hardware
 from redline.core.registry import Registry, defines
 from redline.engine.fast import CompilerOptions
 from redline.games import Game
@@ -83,10 +84,10 @@ def _beside(path: str) -> Path:
     return Path(path).with_name(f"{Path(path).stem}_recipe.py")
 
 
-def choose_algo(game: Game, env_options: Mapping[str, Any]) -> Setting:
+def choose_algo(game: Game, env_options: Mapping[str, Any], hardware: Hardware) -> Setting:
     """Return the algorithm to train `game` with unless another is requested. env_options: requested values, by name."""
     recipe = find(game.name)
-    algo = recipe.choose_algo(game, env_options) if recipe.choose_algo else recipe.algo
+    algo = recipe.choose_algo(game, env_options, hardware) if recipe.choose_algo else recipe.algo
     if algo is not None:
         return dataclasses.replace(algo, source=f"recipe {recipe.name}")
     default = cpu_envs.ALGO if game.ON_CPU else tensor_games.ALGO

@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from redline.core.records import Hardware
 from redline.envs import atari
 from redline.envs.frames import is_image
 from redline.envs.gym_make import PREFIX, EnvInfo, probe
@@ -80,10 +81,12 @@ def image_settings(request: Request, channels: int) -> dict[str, Setting]:
     return rows | (dict(_IMAGE_NETWORK) if request.algo in _IMAGE_ALGOS else {})
 
 
-def choose_algo(game: Game, env_options: Mapping[str, Any]) -> Setting:
-    """Return DQN where the observation is one of a number of states, else the default for CPU environments."""
+def choose_algo(game: Game, env_options: Mapping[str, Any], hardware: Hardware) -> Setting:
+    """Return DQN for tables of states, and on a GPU for Atari, else the default for CPU environments."""
     if _is_table(_look(game, env_options)):
         return Setting("dqn", "the observation is one of a number of states: replay fills a table of their values")
+    if atari.is_atari(game.name) and hardware.kind == "cuda":
+        return Setting("dqn", "a GPU learns from each frame many times: replay needs fewer of them than PPO")
     return cpu_envs.ALGO
 
 
@@ -141,7 +144,7 @@ def _atari(request: Request, env: EnvInfo) -> dict[str, Setting]:
     if request.hardware.tier != "cpu-few" and request.algo in ("ppo", "dqn"):
         games = _GAMES_PER_CORE * max(2, request.hardware.cores - 1)
         rows["num_envs"] = Setting(games, "eight for each playing core share a forward pass")
-        rows["batch_size"] = Setting(512, "learns from each step several times")
+        rows["batch_size"] = Setting(ByClass(*[512] * 4, 1024), "learns from each step many times")
         if request.algo == "ppo":
             rows["rollout_steps"] = Setting(64, "many games at once vary more than long ones")
             rows["batch_size"] = Setting(games * 64 // 8, "an eighth of a rollout")

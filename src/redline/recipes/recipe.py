@@ -122,5 +122,5 @@ class Recipe:
     settings: Callable[[Request], dict[str, Setting]] = _no_settings  # over the defaults of the environment's kind
     curriculum: Callable[[Any], tuple[Phase, ...]] = _no_phases  # from the environment's Config
     algo: Setting | None = None  # the algorithm to train with, unless another is requested
-    choose_algo: Callable[[Game, Mapping[str, Any]], Setting] | None = None  # the same, from game and its options
+    choose_algo: Callable[[Game, Mapping[str, Any], Hardware], Setting] | None = None  # the same, from game and options
     compiler: CompilerOptions = DEFAULT_OPTIONS

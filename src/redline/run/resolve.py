@@ -47,7 +47,7 @@ def resolve(settings: Settings) -> Plan:
     device, chosen_device = _choose_device(settings)
     machine = hardware.detect(device)
     recipe = recipes.find(game.name)
-    algo, chosen_algo = _choose_algo(settings, game)
+    algo, chosen_algo = _choose_algo(settings, game, machine)
     settings = dataclasses.replace(settings, algo=algo.name)
     requested = _requested_algo_options(settings, algo)
     run_dir = Path(settings.run_dir or f"runs/{re.sub('[:/,]', '-', settings.env)}-{settings.algo}")
@@ -117,11 +117,11 @@ def _choose_device(settings: Settings) -> tuple[torch.device, Setting]:
     return device, Setting(str(device), reason, HARDWARE)
 
 
-def _choose_algo(settings: Settings, game: Game) -> tuple[Algorithm, Setting]:
+def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Algorithm, Setting]:
     """Return the requested algorithm; else the recommended one, or the first that has all requested options."""
     if settings.algo != "auto":
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
-    recommended = recipes.choose_algo(game, options.parse(game.Config, settings.env_options, "env."))
+    recommended = recipes.choose_algo(game, options.parse(game.Config, settings.env_options, "env."), machine)
     names = [n for n in (*ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
     lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
     if not lacking:
