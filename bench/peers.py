@@ -2,7 +2,9 @@
 
 SB3 plays the plain-Python Snake (the oracle, the fastest single game we have) in 8 environments, with the faster of its
 two vector environments, net 256x3, batch 128, a gradient step every 4 vector steps. Ours is measured twice: with the
-settings `redline train snake --algo dqn` takes here (env-steps/s), and with SB3's network and loss (gradient samples/s).
+settings `redline train snake --algo dqn` takes here (env-steps/s), and with SB3's network and loss (gradient samples/s). The
+number of threads is chosen as `redline train` chooses it; SB3 is measured with all cores and with one, and its better figure
+counts.
 
     python bench/peers.py [--seconds 20] [--out bench/results/peers.json]
 
@@ -28,9 +30,9 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from redline import games, oracles
-from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
+from redline.run.thread_choice import decide
 from redline.tools.bench import describe_machine, rates
 
 GAME = "snake"
@@ -99,7 +101,7 @@ def measure_sb3(vector: type[VecEnv], seconds: float) -> dict[str, float]:
 def measure_ours(seconds: float, **changes: Any) -> dict[str, float]:
     """Env-steps/s and gradient samples/s of `redline train` with these settings, once it is learning and compiled."""
     torch._dynamo.reset()
-    plan = resolve(Settings(env=GAME, algo="dqn", **changes))
+    plan = decide(Settings(env=GAME, algo="dqn", **changes))
     session = Session(plan, print)
     while not session.updates:
         session.iterate(1)
@@ -134,7 +136,8 @@ def main() -> None:
         env_options={"view": "planes", "sight": 0},
         algo_options={"net": "mlp", "hidden": (256, 256, 256), "double": False, "updates": 4, "learning_starts": 5_000},
     )
-    # Both again: the machine may have been busier for one of them.
+    # SB3 again, with one thread: small batches may be faster, and the machine may have been busier at first.
+    torch.set_num_threads(1)
     for vector in (DummyVecEnv, SubprocVecEnv):
         again = measure_sb3(vector, arguments.seconds)
         sb3[vector.__name__] = max(sb3[vector.__name__], again, key=lambda r: r["env_steps_per_second"])

@@ -231,3 +231,26 @@ def test_records_hold_every_field_aligned() -> None:
         layout.view(records, name).copy_(value)
     for name, value in values.items():
         assert torch.equal(layout.view(records, name), value), name
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.tuples(
+        st.lists(st.integers(1, 7), max_size=3).map(tuple),
+        st.sampled_from([torch.bool, torch.uint8, torch.bfloat16, torch.int32, torch.float32, torch.int64]),
+    ),
+    min_size=1,
+)
+
+
+@given(FIELDS)
+@settings(deadline=None, max_examples=50)
+def test_fields_as_words_are_the_same_bytes(fields: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    layout = RowLayout(fields)
+    records = torch.zeros(5, layout.size, dtype=torch.uint8)
+    values = {name: (torch.rand(5, *shape) * 9).to(dtype) for name, (shape, dtype) in fields.items()}
+    for name, value in values.items():
+        layout.words(records, name).copy_(layout.to_words(value, name))
+    for name, value in values.items():
+        assert torch.equal(layout.view(records, name), value), name
+        assert torch.equal(layout.from_words(layout.words(records, name), name), value), name

@@ -62,16 +62,23 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return rows
 
 
-def _gather_rows(table: Tensor, index: Tensor) -> Tensor:
+def copy_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Copy rows of a contiguous table (M, W) on the CPU by index (B,) int64 to contiguous `rows` (B, W)."""
     if not _build():
-        return torch.index_select(table, 0, index)
+        torch.index_select(table, 0, index, out=rows)
+        return
     assert _copy is not None
-    index, rows = index.contiguous(), _empty_rows(table, index)
+    index = index.contiguous()
     threads = max(1, min(torch.get_num_threads(), rows.nbytes // _BYTES_PER_THREAD))
     size = table.shape[1] * table.element_size()
     wrong = _copy(table.data_ptr(), len(table), size, index.data_ptr(), len(index), rows.data_ptr(), threads)
     if wrong >= 0:
         raise IndexError(f"index {index[wrong]} at {wrong} is out of bounds for a table of {len(table)} rows")
+
+
+def _gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    rows = _empty_rows(table, index)
+    copy_rows(table, index, rows)
     return rows
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.records import Batch, Step
+from redline.engine.gather import prepare
 from redline.replay.contract import Replay, ReplayRequest
 from redline.replay.final_states import FinalStates
 from redline.replay.record_storage import RecordStorage
@@ -37,8 +38,8 @@ class _Records(NamedTuple):
     """The unpacked records of B windows of n steps."""
 
     steps: Tensor  # (B, n, 2) int32
-    # Fields of State: (2 B, …) where each window starts, then n steps later. Stacked fields: (B, frames + n, …), all
-    # frames from the first that the start shows to the last that the end shows.
+    # Fields of State as integers, see `RowLayout.words`: (2 B, W) where each window starts, then n steps later. Stacked
+    # fields: (B, frames + n, W), all frames from the first that the start shows to the last that the end shows.
     states: dict[str, Tensor]
     earlier_steps: Tensor | None  # (B, frames - 1, 2) int32: the steps before the window
 
@@ -64,6 +65,7 @@ class HostReplay(Replay):
         # The oldest rows are not drawn: a continued run must still find the records of batches under way.
         self.ring = ring = ReplayRing(request, reserved_rows=SLOTS)
         self.rows, self.num_envs, self.n_step, self.device = ring.rows, ring.num_envs, ring.n_step, device
+        prepare(request.notify)
         fields = stored_fields(rules, state)
         kept = max(1, min(ring.rows // 16, 64)) if final_states is None else final_states
         slots = FinalStates.slots_for(ring.rows, kept, rules.game.spec(rules.config).limit)
@@ -100,7 +102,8 @@ class HostReplay(Replay):
     def write(self, state: Any, action: Tensor, step: Step) -> None:
         """Append one row, and draw the batches that will be sampled AHEAD iterations later."""
         for name in self.finals.tables:
-            self.layout.view(self.outbox, f"states.{name}").copy_(getattr(state, name))
+            field = f"states.{name}"
+            self.layout.words(self.outbox, field).copy_(self.layout.to_words(getattr(state, name), field))
         self.layout.view(self.outbox, "step").copy_(pack_steps(action, step, self.finals.current_slot()))
         self.finals.write(step.final_state, step.truncated, self.written)
         self.ring.advance()
@@ -125,7 +128,7 @@ class HostReplay(Replay):
             for name in ("row", "env_index", "units")
         )
         draw = Draw(row, env_index, units)
-        records = self._unpack(self.inbox.index_select(0, which)[0])
+        records = self._unpack(self.inbox[0] if self.batches == 1 else self.inbox.index_select(0, which)[0])
         window = self.windows.fold(draw.row, draw.env_index, records.steps)
         states = self._find_states(window, records)
         number_in_window = torch.arange(1 - self.ring.frames, self.n_step + 1, device=self.device)
@@ -148,20 +151,18 @@ class HostReplay(Replay):
         """Split records, which are in the order of `_record_places`, into fields."""
         size, frames = self.batch_size, self.ring.frames
 
-        def in_time(name: str, first: int, last: int) -> Tensor:
+        def in_time(field: Tensor, first: int, last: int) -> Tensor:
             """Return a field from row `first` of the windows to row `last`, (B, rows, …)."""
-            field = self.layout.view(records, name)
             starts = [self._offsets.index(offset) * size for offset in range(first, last + 1)]
             return torch.stack([field[start : start + size] for start in starts], 1)
 
-        states = {
-            name: in_time(f"states.{name}", 1 - frames, self.n_step)
-            if name in self.windows.stacked
-            else self.layout.view(records, f"states.{name}")[: 2 * size]
-            for name in self.finals.tables
-        }
-        earlier = in_time("step", 1 - frames, -1) if self.windows.stacked and frames > 1 else None
-        return _Records(in_time("step", 0, self.n_step - 1), states, earlier)
+        states = {name: self.layout.words(records, f"states.{name}") for name in self.finals.tables}
+        for name, field in states.items():
+            stacked = name in self.windows.stacked
+            states[name] = in_time(field, 1 - frames, self.n_step) if stacked else field[: 2 * size]
+        steps = self.layout.view(records, "step")
+        earlier = in_time(steps, 1 - frames, -1) if self.windows.stacked and frames > 1 else None
+        return _Records(in_time(steps, 0, self.n_step - 1), states, earlier)
 
     def _find_states(self, window: Window, records: _Records) -> dict[str, Tensor]:
         """Return the States (2 B, …) that windows start in and bootstrap from: those of the records, or final ones."""
@@ -172,14 +173,14 @@ class HostReplay(Replay):
         sample_index = torch.arange(2 * size, device=self.device).unsqueeze(1) % size
         states = {}
         for name, stored in records.states.items():
-            final = self.finals.tables[name][final_place]
-            condition = truncated.view(-1, *(1,) * (final.dim() - 1))
+            field, condition = f"states.{name}", truncated.unsqueeze(1)
+            final = self.layout.to_words(self.finals.tables[name], field)[final_place]
             if name not in self.windows.stacked:
-                states[name] = torch.where(condition, final, stored)
+                states[name] = self.layout.from_words(torch.where(condition, final, stored), field)
                 continue
-            stack = stored[sample_index, frame_index]  # (2 B, frames, …)
+            stack = stored[sample_index, frame_index]  # (2 B, frames, W)
             newest = torch.where(condition, final, stack[:, -1])
-            states[name] = torch.cat([stack[:, :-1], newest.unsqueeze(1)], 1)
+            states[name] = self.layout.from_words(torch.cat([stack[:, :-1], newest.unsqueeze(1)], 1), field)
         return states
 
     def _frame_index(self, window: Window, records: _Records) -> Tensor:

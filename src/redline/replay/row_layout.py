@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 Shape = tuple[tuple[int, ...], torch.dtype]  # of one entry of a table
 _ALIGNMENT = 16
 
@@ -35,6 +36,29 @@ class RowLayout:
         first = self.offsets[name] // dtype.itemsize
         words = records.view(dtype)[:, first : first + torch.Size(shape).numel()]
         return words.unflatten(1, shape) if shape else words[:, 0]
+
+    def words(self, records: Tensor, name: str) -> Tensor:
+        """Return a view (M, W) of one field of contiguous records (M, size) uint8, as integers as wide as its place allows.
+
+        Compilers copy single bytes slowly.
+        """
+        word = self._word_type(name)
+        first = self.offsets[name] // word.itemsize
+        return records.view(word)[:, first : first + self.bytes_of(name) // word.itemsize]
+
+    def to_words(self, entries: Tensor, name: str) -> Tensor:
+        """Return entries (M, …) of a field as `words` (M, W)."""
+        return entries.contiguous().view(len(entries), -1).view(self._word_type(name))
+
+    def from_words(self, words: Tensor, name: str) -> Tensor:
+        """Return words (…, W) of a field as its entries."""
+        shape, dtype = self.shapes[name]
+        return words.contiguous().view(dtype).view(*words.shape[:-1], *shape)
+
+    def _word_type(self, name: str) -> torch.dtype:
+        """Return the widest type of integers that a field of any record consists of."""
+        size, offset = self.bytes_of(name), self.offsets[name]
+        return next(word for word in _WORDS if size % word.itemsize == 0 == offset % word.itemsize)
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of one field of a record."""

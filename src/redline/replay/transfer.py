@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from redline.core.faults import reach
+from redline.engine.gather import copy_rows
 from redline.replay.record_storage import RecordStorage
 
 Notify = Callable[[str], None]
@@ -65,7 +66,7 @@ class _Slot(NamedTuple):
     row: Tensor
     places: Tensor
     gathered: Tensor  # on the host
-    arrived: Tensor  # on the device
+    arrived: Tensor  # on the device; without a GPU, `gathered` itself
 
 
 class HostTransfer:
@@ -97,13 +98,10 @@ class HostTransfer:
         self._worker: threading.Thread | None = None
 
     def _make_slot(self, notify: Notify) -> _Slot:
-        row, places, inbox = ((tuple(x.shape), x.dtype, self.device, notify, self.pin_memory) for x in self.spec)
-        return _Slot(
-            page_locked_zeros(*row),
-            page_locked_zeros(*places),
-            page_locked_zeros(*inbox),
-            torch.zeros_like(self.spec.inbox),
+        row, places, inbox = (
+            page_locked_zeros(tuple(x.shape), x.dtype, self.device, notify, self.pin_memory) for x in self.spec
         )
+        return _Slot(row, places, inbox, torch.zeros_like(self.spec.inbox) if self._cuda else inbox)
 
     def fetch(self, iteration: int) -> None:
         """Put the batches of an iteration into the inbox and make the outbox free; wait only if the transfer is late."""
@@ -177,15 +175,16 @@ class HostTransfer:
             self.storage.before_row(iteration)
             self._row_of(self.storage.records, iteration).copy_(buffers.row)
             self.storage.after_row(iteration)
-        gathered = buffers.gathered.flatten(0, 1)
-        torch.index_select(self.storage.records, 0, buffers.places.view(-1), out=gathered)
+        places, gathered = buffers.places.view(-1), buffers.gathered.flatten(0, 1)
+        if self._cuda:
+            torch.index_select(self.storage.records, 0, places, out=gathered)
+        else:
+            copy_rows(self.storage.records, places, gathered)
         if self._cuda:
             with torch.cuda.stream(self._in):
                 self._in.wait_event(self._used[slot])
                 buffers.arrived.copy_(buffers.gathered, non_blocking=True)
                 self._ready[slot].record()
-        else:
-            buffers.arrived.copy_(buffers.gathered)
         with self._progress:
             self.delivered = iteration + 1
             self._progress.notify_all()
