@@ -83,7 +83,7 @@ ROWS = {
     ),
     "mario-1-1-ppo": Row(_MARIO, "Super Mario Bros. 1-1, sticky 0.25, PPO", "win_rate", 0.95, 100),
     "mario-1-1-dqn": Row(f"{_MARIO} --algo dqn", "Super Mario Bros. 1-1, sticky 0.25, DQN", "win_rate", 0.8, 100),
-    "pong": Row("gym:ALE/Pong-v5 --minutes 14", "Atari Pong, PPO", "score_mean", 19, 100),
+    "pong": Row("gym:ALE/Pong-v5 --algo dqn --minutes 12", "Atari Pong, DQN", "score_mean", 19, 100),
     "cartpole": Row("gym:CartPole-v1 --steps 50k --threads 1", "CartPole-v1, PPO", "score_mean", 475, 100, CORES),
     "acrobot": Row("gym:Acrobot-v1 --steps 80k --threads 1", "Acrobot-v1, PPO", "score_mean", -100, 100, CORES),
 }  # fmt: skip

@@ -144,7 +144,7 @@ def _atari(request: Request, env: EnvInfo) -> dict[str, Setting]:
     if request.hardware.tier != "cpu-few" and request.algo in ("ppo", "dqn"):
         games = _GAMES_PER_CORE * max(2, request.hardware.cores - 1)
         rows["num_envs"] = Setting(games, "eight for each playing core share a forward pass")
-        rows["batch_size"] = Setting(ByClass(*[512] * 4, 1024), "learns from each step many times")
+        rows["batch_size"] = Setting(ByClass(512, 512, 512, 512, 1024), "learns from each step many times")
         if request.algo == "ppo":
             rows["rollout_steps"] = Setting(64, "many games at once vary more than long ones")
             rows["batch_size"] = Setting(games * 64 // 8, "an eighth of a rollout")
