@@ -1,24 +1,28 @@
 """Train and evaluate the agents of docs/benchmarks.md, seed by seed.
 
-    python bench/agents.py ROW [ROW ...] [--seeds 0,1,2] [--out FILE] [--keep FOLDER] [-- OPTIONS]
+    python bench/agents.py ROW [ROW ...] [--seeds 0,1,2] [--out FILE] [--keep FOLDER] [--together] [-- OPTIONS]
 
 A row is one of ROWS: an environment, the words of `redline train`, and the score it has to reach. Each seed trains alone and
 then plays held-out greedy games. Wall-clock and CPU seconds are those of the training command, start and compilation
 included; the evaluation is a command of its own. Runs are added to an --out file that exists, and seeds that it has are not
 repeated: a table may be made in several calls. --keep writes the best agent of each row to FOLDER/ROW, as
 bench/pack_agent.py takes it. OPTIONS are more options of `redline train`, for all rows.
+
+--together trains all of them at the same time, for machines that are lent by the minute, and notes it with each run: a large
+GPU has room for several (`nvidia-cuda-mps-control -d` first, or they take turns). Runs are written as they end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +47,12 @@ class Row(NamedTuple):
 
 CORES = "2 CPU cores"
 _UNIFORM = "--env.pieces uniform --env.previews 0"
+# As the recipe reads raw boards by DQN, with wider layers: planes take a hundred times the samples (docs/log.md, 2026-11-19).
+_PLANES = (
+    "--num-envs 4096 --dqn.net columns --dqn.channels 512,512 --dqn.hidden 512 --dqn.gamma 0.98 --dqn.huber 1000 "
+    "--dqn.batch-size 4096 --dqn.learning-rate 5e-4 --dqn.learning-rate-end 3e-5 "
+    "--dqn.epsilon-high 0.02 --dqn.epsilon-low 5e-4 --dqn.epsilon-steps 10M"
+)
 _MARIO = "mario --env.sticky 0.25 --minutes 18"
 
 ROWS = {
@@ -78,7 +88,7 @@ ROWS = {
         max_steps=20_000_000,
     ),
     "tetris-7x14-dqn": Row(
-        f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM}",
+        f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM} {_PLANES} --minutes 20",
         "Tetris 7x14 uniform from planes, DQN", "score_mean", 752, 1000,
     ),
     "mario-1-1-ppo": Row(_MARIO, "Super Mario Bros. 1-1, sticky 0.25, PPO", "win_rate", 0.95, 100),
@@ -101,13 +111,13 @@ def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, A
     words = [*row.words.split(), "--seed", str(seed), *options]
     machine = machine_of(options)
     run = {"seed": seed, "options": options, "commit": machine["commit"], "date": machine["date"]}
-    started, used = time.monotonic(), _cpu_seconds()
+    started = time.monotonic()
     try:
-        trained = _redline("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
-        run |= {"wall_seconds": time.monotonic() - started, "cpu_seconds": _cpu_seconds() - used}
+        trained, cpu_seconds = _redline("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
+        run |= {"wall_seconds": time.monotonic() - started, "cpu_seconds": cpu_seconds}
         how = ["--max-steps", str(row.max_steps)] if row.max_steps else []
         how += ["--device", "cpu"] if "cpu" in options else []
-        played = _redline("eval", str(folder), "--episodes", str(row.games), *how)
+        played, _ = _redline("eval", str(folder), "--episodes", str(row.games), *how)
     except subprocess.CalledProcessError as error:
         return run | {"wall_seconds": time.monotonic() - started, "error": f"exit code {error.returncode}"}
     figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
@@ -119,18 +129,18 @@ def machine_of(options: list[str]) -> dict[str, Any]:
     return describe_machine("cpu" if "cpu" in options else "auto")
 
 
-def _redline(*words: str) -> dict[str, Any]:
-    """Run a command of Redline and return its JSON."""
+def _redline(*words: str) -> tuple[dict[str, Any], float]:
+    """Run a command of Redline; return its JSON and its CPU seconds: beside other work, wall-clock means little."""
     command = [sys.executable, "-m", "redline", *words, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of all commands so far: on a machine with other work, wall-clock means little."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        output = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return result, used.ru_utime + used.ru_stime
 
 
 def training_curve(metrics: Path, points: int = CURVE_POINTS) -> list[dict[str, float]]:
@@ -173,12 +183,23 @@ def write(path: Path, record: dict[str, Any]) -> None:
     path.write_text(point.sub(lambda match: "{" + " ".join(match[1].split()) + "}", text) + "\n")
 
 
+def add(row: dict[str, Any], run: dict[str, Any], folder: Path, keep: Path | None) -> None:
+    """Add a run to its row, in place of a failed one of its seed; pack its folder to `keep` if it is the best so far."""
+    others = [other for other in row["runs"] if other["seed"] != run["seed"]]
+    row["runs"] = sorted([*others, run], key=lambda run: run["seed"])
+    if keep and "error" not in run:
+        ended = (other for other in others if "error" not in other)
+        if all(value(row, run) >= value(row, other) for other in ended):
+            pack(folder, keep)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--seeds", default="0,1,2,3,4", help="separated by commas")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for the best agent of each row")
+    parser.add_argument("--together", action="store_true", help="train all seeds of all rows at the same time")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     arguments, options = parser.parse_args(words[:split]), words[split + 1 :]
@@ -193,19 +214,24 @@ def main() -> None:
         if any(run["options"] != options for run in row["runs"]):
             raise SystemExit(f"{arguments.out} has runs of {name} with other options; use another --out.")
         record["rows"][name] = row
-        for seed in map(int, arguments.seeds.split(",")):
-            done = [run for run in row["runs"] if "error" not in run]
-            if any(run["seed"] == seed for run in done):
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                run = train(name, seed, options, Path(folder) / "run")
-                others = (other for other in row["runs"] if other["seed"] != seed)
-                row["runs"] = sorted([*others, run], key=lambda run: run["seed"])
-                best = "error" not in run and all(value(row, run) >= value(row, other) for other in done)
-                if arguments.keep and best:
-                    pack(Path(folder) / "run", arguments.keep / name)
-            if arguments.out:
-                write(arguments.out, record)
+    wanted = [
+        (name, seed)
+        for name in arguments.rows
+        for seed in map(int, arguments.seeds.split(","))
+        if not any(run["seed"] == seed and "error" not in run for run in record["rows"][name]["runs"])
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {pair: Path(scratch) / f"{pair[0]}-{pair[1]}" for pair in wanted}
+        with ThreadPoolExecutor(max(1, len(wanted)) if arguments.together else 1) as workers:
+            runs = {workers.submit(train, *pair, options, folders[pair]): pair for pair in wanted}
+            for ended in as_completed(runs):
+                name, seed = runs[ended]
+                run, row = ended.result(), record["rows"][name]
+                if arguments.together and len(wanted) > 1:
+                    run["note"] = f"{len(wanted)} runs at the same time"
+                add(row, run, folders[name, seed], arguments.keep and arguments.keep / name)
+                if arguments.out:
+                    write(arguments.out, record)
     for name in arguments.rows:
         _print_row(name, record["rows"][name])
 

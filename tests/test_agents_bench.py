@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +67,32 @@ def test_seeds_are_added_and_the_best_is_kept(
     monkeypatch.setattr(sys, "argv", [*arguments, "--", "--ppo.epochs", "2"])
     with pytest.raises(SystemExit, match="with other options"):
         script.main()
+
+
+def test_runs_together_are_all_under_way_at_once(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Barrier(4, timeout=60)
+
+    def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, object]:
+        started.wait()
+        run: dict[str, object] = {"seed": seed, "options": options, "wall_seconds": 1.0}
+        return run | {"error": f"{name} in {folder.name}"}
+
+    monkeypatch.setattr(script, "train", train)
+    out = tmp_path / "runs.json"
+    rows = ["snake-10x10-ppo", "snake-10x10-dqn"]
+    monkeypatch.setattr(sys, "argv", ["agents.py", *rows, "--seeds", "1,0", "--together", "--out", str(out)])
+    script.main()
+    for name, row in json.loads(out.read_text())["rows"].items():
+        assert [run["seed"] for run in row["runs"]] == [0, 1]
+        assert {run["error"] for run in row["runs"]} == {f"{name} in {name}-{seed}" for seed in (0, 1)}
+        assert {run["note"] for run in row["runs"]} == {"4 runs at the same time"}
+
+
+def test_a_command_that_fails_raises(script: ModuleType) -> None:
+    with pytest.raises(subprocess.CalledProcessError, match="status 2"):
+        script._redline("list", "--no-such-option")
 
 
 def test_the_curve_weighs_points_by_their_games(script: ModuleType, tmp_path: Path) -> None:
