@@ -18,11 +18,14 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,10 +121,13 @@ def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, A
         how = ["--max-steps", str(row.max_steps)] if row.max_steps else []
         how += ["--device", "cpu"] if "cpu" in options else []
         played, _ = _redline("eval", str(folder), "--episodes", str(row.games), *how)
+        figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
+        return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
     except subprocess.CalledProcessError as error:
-        return run | {"wall_seconds": time.monotonic() - started, "error": f"exit code {error.returncode}"}
-    figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
-    return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
+        message = f"exit code {error.returncode}"
+    except (OSError, ValueError, LookupError) as error:  # results that cannot be read must not cost those of other runs
+        message = repr(error)
+    return run | {"wall_seconds": time.monotonic() - started, "error": message}
 
 
 def machine_of(options: list[str]) -> dict[str, Any]:
@@ -193,6 +199,15 @@ def add(row: dict[str, Any], run: dict[str, Any], folder: Path, keep: Path | Non
             pack(folder, keep)
 
 
+@contextmanager
+def closing_early(workers: ThreadPoolExecutor) -> Iterator[None]:
+    """Wait for the work of `workers` at the end; after an exception or Ctrl-C start no more of it."""
+    try:
+        yield
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
@@ -222,8 +237,9 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         folders = {pair: Path(scratch) / f"{pair[0]}-{pair[1]}" for pair in wanted}
-        with ThreadPoolExecutor(max(1, len(wanted)) if arguments.together else 1) as workers:
-            runs = {workers.submit(train, *pair, options, folders[pair]): pair for pair in wanted}
+        workers = ThreadPoolExecutor(max(1, len(wanted)) if arguments.together else 1)
+        runs = {workers.submit(train, *pair, options, folders[pair]): pair for pair in wanted}
+        with closing_early(workers):
             for ended in as_completed(runs):
                 name, seed = runs[ended]
                 run, row = ended.result(), record["rows"][name]
@@ -232,6 +248,7 @@ def main() -> None:
                 add(row, run, folders[name, seed], arguments.keep and arguments.keep / name)
                 if arguments.out:
                     write(arguments.out, record)
+                shutil.rmtree(folders[name, seed], ignore_errors=True)
     for name in arguments.rows:
         _print_row(name, record["rows"][name])
 

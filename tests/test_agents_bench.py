@@ -95,6 +95,36 @@ def test_a_command_that_fails_raises(script: ModuleType) -> None:
         script._redline("list", "--no-such-option")
 
 
+def test_an_exception_starts_no_more_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = [], threading.Event()
+
+    def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, object]:
+        del folder
+        begun.append(seed)
+        if seed:
+            go_on.wait(60)
+        return {"seed": seed, "options": options, "wall_seconds": 1.0, "error": name}
+
+    def fail(*_: object) -> None:
+        threading.Timer(0.2, go_on.set).start()
+        raise OSError("disk full")
+
+    monkeypatch.setattr(script, "train", train)
+    monkeypatch.setattr(script, "write", fail)
+    words = ["agents.py", "snake-10x10-ppo", "--seeds", "0,1,2,3", "--out", str(tmp_path / "runs.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(OSError, match="disk full"):
+        script.main()
+    assert begun in ([0], [0, 1])
+
+
+def test_results_that_cannot_be_read_are_an_error_of_the_run(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "_redline", lambda *_: ({}, 1.0))
+    assert "FileNotFoundError" in script.train("snake-10x10-ppo", 0, [], tmp_path / "none")["error"]
+
+
 def test_the_curve_weighs_points_by_their_games(script: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records = [{"env_steps": 10 * i, "seconds": i, "episodes": i, "score": float(i)} for i in (1, 3, 4, 6)]

@@ -236,14 +236,15 @@ def test_closing_lines_mention_games_that_were_stopped(trained: tuple[Path, Outp
 
 
 def test_closing_lines_say_that_nothing_was_learned(trained: tuple[Path, Output], tmp_path: Path) -> None:
-    result = trained[1].json | {"run": str(tmp_path), "eval_episodes": 4, "score_min": -200.0, "score_max": -200.0}
+    result = trained[1].json | {"run": str(tmp_path), "algo": "ppo", "score_min": -200.0, "score_max": -200.0}
     assert "nothing was learned" not in closing_lines(result, {}), "there is no log"
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"episodes": 0}\n{"score": -200.0}\n{"score": -150.0}\n')
     advice = "Every game scored -200, as at the start of training: nothing was learned."
     assert advice in closing_lines(result, {})
-    assert closing_lines(result | {"algo": "dqn"}, {}).count("add --algo ppo.\n") == 1
-    for changed in ({"score_max": -180.0}, {"score_min": -90.0, "score_max": -90.0}):
+    assert "try --algo ppo.\n" in closing_lines(result | {"algo": "dqn"}, {})
+    assert "try --algo dqn and another --run-dir.\n" in closing_lines(result, {"run_dir": "mine"})
+    for changed in ({"score_max": -180.0}, {"score_min": -90.0, "score_max": -90.0}, {"win_rate": 1.0}):
         assert advice not in closing_lines(result | changed, {})
     log.write_text("damaged")
     assert advice not in closing_lines(result, {})

@@ -254,3 +254,17 @@ def test_fields_as_words_are_the_same_bytes(fields: dict[str, tuple[tuple[int, .
     for name, value in values.items():
         assert torch.equal(layout.view(records, name), value), name
         assert torch.equal(layout.from_words(layout.words(records, name), name), value), name
+
+
+def test_fields_of_single_words_are_read_by_compiled_code() -> None:
+    layout = RowLayout({"vector": ((2,), torch.float32), "number": ((), torch.int32)})
+    records = torch.arange(6 * layout.size, dtype=torch.uint8).view(6, layout.size)
+    index, condition = torch.tensor([4, 0, 5]), torch.tensor([[True], [False], [True]])
+
+    def read(records: Tensor) -> list[Tensor]:
+        words = [layout.words(records, name) for name in layout.shapes]
+        chosen = [torch.where(condition, field[index], field[:3]) for field in words]
+        return [layout.from_words(field, name) for field, name in zip(chosen, layout.shapes, strict=True)]
+
+    for found, expected in zip(torch.compile(read)(records), read(records), strict=True):
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))

@@ -497,3 +497,14 @@ def test_the_opening_says_why_nothing_is_compiled(
     assert [x.split(":")[0] for x in lines if "Compiling" in x] == (["Compiling"] if line is None else [])
     assert ("compiled" in lines[0]) == plan.compile == (line is None)
     assert not any("take the time" in x for x in lines)
+
+
+def test_a_run_in_a_folder_that_was_given_keeps_its_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"env": "snake", "algo": "dqn"}))
+    kept = resolve(Settings("snake", device="cpu", run_dir=str(tmp_path)))
+    assert (kept.settings.algo, kept.provenance["algo"].reason) == ("dqn", "the run began with it")
+    assert resolve(Settings("snake", device="cpu", run_dir=str(tmp_path), resume="never")).settings.algo == "ppo"
+    assert resolve(Settings("snake", "pqn", device="cpu", run_dir=str(tmp_path))).settings.algo == "pqn"
+    assert resolve(Settings("tetris", device="cpu", run_dir=str(tmp_path))).settings.algo == "ppo"
+    (tmp_path / "config.json").write_text("damaged")
+    assert resolve(Settings("snake", device="cpu", run_dir=str(tmp_path))).settings.algo == "ppo"

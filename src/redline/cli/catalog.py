@@ -81,7 +81,10 @@ def is_outside(name: str) -> bool:
 
 
 def default_algorithm(env: str) -> str:
-    """Return the algorithm that `redline train ENV` chooses, from ALGO of its recipe; "auto" where source does not tell."""
+    """Return the algorithm that `redline train ENV` chooses, from ALGO of its recipe; "auto" where source does not tell.
+
+    A recipe that chooses by environment or hardware (`choose_algo`) may choose another.
+    """
     prefix = env.partition(":")[0]
     on_cpu = prefix in cpu_kinds()
     names = [RECIPES.locate(name) for name in (env, prefix, f"{prefix}nasium") if RECIPES.locate(name)]

@@ -52,7 +52,7 @@ def prepare(notify: Callable[[str], None]) -> None:
 
 
 def pays(table: Tensor, index: Tensor) -> bool:
-    """Return whether the loop is faster than the compiler's own, for rows of a table (M, W) by index (…)."""
+    """Return whether the loop is faster than others, for rows of a table (M, W) by index (…)."""
     return index.numel() * table.shape[1] * table.element_size() >= _LEAST_BYTES
 
 

@@ -53,7 +53,9 @@ class RowLayout:
     def from_words(self, words: Tensor, name: str) -> Tensor:
         """Return words (…, W) of a field as its entries."""
         shape, dtype = self.shapes[name]
-        return words.contiguous().view(dtype).view(*words.shape[:-1], *shape)
+        # The compiler of torch 2.11 gives a gathered column of single words a stride that cannot be viewed in another type.
+        rows = (words.flatten() if words.shape[-1] == 1 else words).contiguous()
+        return rows.view(dtype).view(*words.shape[:-1], *shape)
 
     def _word_type(self, name: str) -> torch.dtype:
         """Return the widest type of integers that a field of any record consists of."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from redline.core.faults import reach
-from redline.engine.gather import copy_rows
+from redline.engine.gather import copy_rows, pays
 from redline.replay.record_storage import RecordStorage
 
 Notify = Callable[[str], None]
@@ -176,7 +176,7 @@ class HostTransfer:
             self._row_of(self.storage.records, iteration).copy_(buffers.row)
             self.storage.after_row(iteration)
         places, gathered = buffers.places.view(-1), buffers.gathered.flatten(0, 1)
-        if self._cuda:
+        if self._cuda or not pays(self.storage.records, places):
             torch.index_select(self.storage.records, 0, places, out=gathered)
         else:
             copy_rows(self.storage.records, places, gathered)

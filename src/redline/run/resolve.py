@@ -121,6 +121,8 @@ def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Alg
     """Return the requested algorithm; else the recommended one, or the first that has all requested options."""
     if settings.algo != "auto":
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
+    if before := _algo_before(settings):
+        return algos.load(before), Setting(before, "the run began with it", HARDWARE)
     recommended = recipes.choose_algo(game, options.parse(game.Config, settings.env_options, "env."), machine)
     names = [n for n in (*ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
     lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
@@ -132,6 +134,16 @@ def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Alg
             reason = f"{lacking[0]} is requested, which {recommended.value} does not have"
             return algos.load(name), Setting(name, reason, f"derived from {lacking[0]}")
     return algos.load(recommended.value), recommended
+
+
+def _algo_before(settings: Settings) -> str | None:
+    """Return the algorithm of the run that is continued in a folder given: on other hardware it might be another."""
+    if settings.run_dir and settings.resume != "never":
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads((Path(settings.run_dir) / CONFIG).read_text(encoding="utf-8"))
+            if before["env"] == settings.env:
+                return str(before["algo"])
+    return None
 
 
 def _has(algo: Algorithm, option: str) -> bool:

@@ -149,7 +149,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     ]
     if "score_mean" in result:
         lines += final_score(result, rules.game.spec(rules.config))
-        lines += _nothing_learned(result)
+        lines += _nothing_learned(result, options)
     if result["stopped_by"] in EXIT_CODES:  # before the budget was used up: the same command goes on
         repeated = {name: value for name, value in options.items() if name != "resume"}
     else:
@@ -170,18 +170,20 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     )
 
 
-def _nothing_learned(result: dict[str, Any]) -> list[str]:
-    """Return a line with advice where all held-out games scored the same as the first games of training."""
+def _nothing_learned(result: dict[str, Any], options: dict[str, Any]) -> list[str]:
+    """Return a line with advice where all held-out games scored the same as the first games of training, and none was won."""
     from redline.run.run_folder import METRICS
 
     with suppress(OSError, ValueError):  # the log is advice, too: a run without one has ended as well
         metrics = map(json.loads, (Path(result["run"]) / METRICS).read_text(encoding="utf-8").splitlines())
         first = next((line["score"] for line in metrics if "score" in line), None)
-        if result["eval_episodes"] > 1 and result["score_min"] == result["score_max"] == first:
+        same = result["score_min"] == result["score_max"] == first
+        if same and result["eval_episodes"] > 1 and not result["win_rate"]:
             other = "ppo" if result["algo"] == "dqn" else "dqn"
+            folder = " and another --run-dir" if "run_dir" in options else ""
             return [
                 f"Every game scored {first:g}, as at the start of training: nothing was learned. Another algorithm may explore "
-                f"further: add --algo {other}."
+                f"further: try --algo {other}{folder}."
             ]
     return []
 
