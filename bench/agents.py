@@ -23,9 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,15 +197,6 @@ def add(row: dict[str, Any], run: dict[str, Any], folder: Path, keep: Path | Non
             pack(folder, keep)
 
 
-@contextmanager
-def closing_early(workers: ThreadPoolExecutor) -> Iterator[None]:
-    """Wait for the work of `workers` at the end; after an exception or Ctrl-C start no more of it."""
-    try:
-        yield
-    finally:
-        workers.shutdown(cancel_futures=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
@@ -239,7 +228,7 @@ def main() -> None:
         folders = {pair: Path(scratch) / f"{pair[0]}-{pair[1]}" for pair in wanted}
         workers = ThreadPoolExecutor(max(1, len(wanted)) if arguments.together else 1)
         runs = {workers.submit(train, *pair, options, folders[pair]): pair for pair in wanted}
-        with closing_early(workers):
+        try:
             for ended in as_completed(runs):
                 name, seed = runs[ended]
                 run, row = ended.result(), record["rows"][name]
@@ -249,6 +238,8 @@ def main() -> None:
                 if arguments.out:
                     write(arguments.out, record)
                 shutil.rmtree(folders[name, seed], ignore_errors=True)
+        finally:  # after an exception or Ctrl-C, no more runs are started
+            workers.shutdown(cancel_futures=True)
     for name in arguments.rows:
         _print_row(name, record["rows"][name])
 

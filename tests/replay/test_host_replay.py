@@ -16,6 +16,7 @@ from torch import Tensor
 
 from redline.core import random
 from redline.core.records import Batch, leaves
+from redline.engine import gather
 from redline.replay import transfer
 from redline.replay.contract import ReplayRequest
 from redline.replay.host_replay import HostReplay
@@ -122,12 +123,24 @@ def test_records_of_an_earlier_layout() -> None:
 
 @pytest.mark.parametrize("alpha", [None, 0.6], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("storage", [PinnedRecords, small_blocks], ids=["memory", "file"])
-def test_a_thread_delivers_the_rows_that_were_drawn(storage: Storage, alpha: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefetching", [False, True], ids=["index_select", "prefetching"])
+def test_a_thread_delivers_the_rows_that_were_drawn(
+    storage: Storage, alpha: float | None, prefetching: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sample by sample against the lists, while the ring fills and after it has wrapped; no weight is lost."""
+    copied: list[int] = []
+
+    def copy_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
+        copied.append(len(index))
+        gather.copy_rows(table, index, rows)
+
+    monkeypatch.setattr(transfer, "copy_rows", copy_rows)
+    monkeypatch.setattr(gather, "_LEAST_BYTES", 0 if prefetching else 1 << 30)
     memory = make(storage, alpha=alpha, threaded=True, n_step=3, finals=40, folder=tmp_path)
     naive, player = ListReplay(3, 24, 3, 0.5, 40), Iterations(memory)
     play(player, naive, endings(60, 3))
     memory.close()
+    assert bool(copied) == prefetching
     assert len(player.samples) == 2 * (60 - AHEAD - 3)
     for iteration, sample, places in player.samples:
         drawn_after = iteration - AHEAD
