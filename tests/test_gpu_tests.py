@@ -41,6 +41,10 @@ def test_replay(gpu_tests: Callable[[str], ModuleType], tmp_path: Path) -> None:
     gpu_tests("test_gpu_replay").test_draws_and_stores_what_the_cpu_does("device", True, "eager", tmp_path)
 
 
+def test_samples_from_host_memory(gpu_tests: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    gpu_tests("test_gpu_replay").test_samples_from_host_memory_are_those_of_the_cpu("pinned", False, tmp_path)
+
+
 def test_training(gpu_tests: Callable[[str], ModuleType], looks_uniform: Callable[[Tensor], bool]) -> None:
     module = gpu_tests("test_gpu_training")
     trained = module.train(module.session_of("cpu", module.WAYS["eager"]))

@@ -24,14 +24,16 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 ITERATIONS = 40
 
 
-def session_of(device: str, folder: Path, *, compile: bool, graph: bool, **options: Any) -> Session:
+def session_of(
+    device: str, folder: Path, *, compile: bool, graph: bool, batch_size: int = 32, **options: Any
+) -> Session:
     if compile:
         torch.compiler.reset()
     settings = Settings(
         env="snake",
         algo="dqn",
         num_envs=64,
-        batch_size=32,
+        batch_size=batch_size,
         replay_capacity=64 * 24,
         steps=64 * 1000,
         seed=3,
@@ -161,21 +163,34 @@ def test_the_kernel_for_planes_equals_plain_operations(
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_samples_made_by_the_kernel_are_those_of_the_cpu(compile: bool, tmp_path: Path) -> None:
-    """Random play without learning: the same transitions are stored, so the same samples are drawn."""
-    options = {"learning_rate": 1e-30}
-    ours, theirs = (
-        session_of(name, tmp_path / name, compile=False, graph=False, **options) for name in (DEVICE, "cpu")
-    )
-    for session in (ours, theirs):
+    ours, theirs = sessions_of_random_play(tmp_path)
+    assert ours.learner.memory._planes is not None
+    compare_samples(ours, theirs, 1000, compile)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("replay", ["pinned", "memmap"])
+def test_samples_from_host_memory_are_those_of_the_cpu(replay: str, compile: bool, tmp_path: Path) -> None:
+    compare_samples(*sessions_of_random_play(tmp_path, batch_size=1000, replay=replay), 1000, compile)
+
+
+def sessions_of_random_play(folder: Path, **options: Any) -> tuple[Session, Session]:
+    """Return sessions on the GPU and on the CPU that stored the same transitions, without learning from them."""
+    options["learning_rate"] = 1e-30
+    sessions = [session_of(name, folder / name, compile=False, graph=False, **options) for name in (DEVICE, "cpu")]
+    for session in sessions:
         session.iterate(ITERATIONS)
+    return sessions[0], sessions[1]
+
+
+def compare_samples(ours: Session, theirs: Session, size: int, compile: bool) -> None:
     memory = ours.learner.memory
-    assert memory._planes is not None
     sample = torch.compile(memory.sample, fullgraph=True) if compile else memory.sample
-    found = sample(random.seed_key(1, DEVICE), 1000)
-    expected = theirs.learner.memory.sample(random.seed_key(1), 1000)
+    found = sample(random.seed_key(1, DEVICE), size)
+    expected = theirs.learner.memory.sample(random.seed_key(1), size)
     for name in ("obs", "next_obs", "action", "weight"):
         assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
-    torch.testing.assert_close(
-        found.reward.cpu(), expected.reward
-    )  # sums of several rewards, multiplied and added at once
+    # Sums of several rewards are multiplied and added at once on one of the two.
+    torch.testing.assert_close(found.reward.cpu(), expected.reward)
     assert found.obs.any()
+    assert len(expected.obs.unique(dim=0)) > 100
