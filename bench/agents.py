@@ -54,13 +54,13 @@ _PLANES = (
     "--dqn.batch-size 4096 --dqn.learning-rate 5e-4 --dqn.learning-rate-end 3e-5 "
     "--dqn.epsilon-high 0.02 --dqn.epsilon-low 5e-4 --dqn.epsilon-steps 10M"
 )
-_MARIO = "mario --env.sticky 0.25 --minutes 18"
+_MARIO = "mario --env.sticky 0.25 --minutes 16"
 
 ROWS = {
     "snake-10x10-ppo": Row("snake", "Snake 10x10, PPO", "win_rate", 0.999, 5000),
     "snake-10x10-dqn": Row("snake --algo dqn", "Snake 10x10, DQN", "win_rate", 0.97, 4096),
     "snake-20x20": Row(
-        "snake --env.width 20 --env.height 20 --minutes 24", "Snake 20x20, PPO", "win_rate", 0.95, 1024
+        "snake --env.width 20 --env.height 20", "Snake 20x20, PPO", "win_rate", 0.95, 1024
     ),
     "snake-6x6-cpu": Row(
         "snake --env.width 6 --env.height 6 --steps 8M --threads 1", "Snake 6x6, PPO", "win_rate", None, 2048, CORES
@@ -94,7 +94,7 @@ ROWS = {
     ),
     "mario-1-1-ppo": Row(_MARIO, "Super Mario Bros. 1-1, sticky 0.25, PPO", "win_rate", 0.95, 100),
     "mario-1-1-dqn": Row(f"{_MARIO} --algo dqn", "Super Mario Bros. 1-1, sticky 0.25, DQN", "win_rate", 0.8, 100),
-    "pong": Row("gym:ALE/Pong-v5 --algo dqn --minutes 12", "Atari Pong, DQN", "score_mean", 19, 100),
+    "pong": Row("gym:ALE/Pong-v5 --algo dqn --minutes 9", "Atari Pong, DQN", "score_mean", 19, 100),
     "cartpole": Row("gym:CartPole-v1 --steps 50k --threads 1", "CartPole-v1, PPO", "score_mean", 475, 100, CORES),
     "acrobot": Row("gym:Acrobot-v1 --steps 80k --threads 1", "Acrobot-v1, PPO", "score_mean", -100, 100, CORES),
 }  # fmt: skip

@@ -55,6 +55,7 @@ _ATARI_PPO: Table = {
 # DQN for the screens of emulators: replay of minutes, not seconds.
 EMULATOR_DQN: Table = {
     "learning_rate": Setting(2.5e-4, "each step is learned from many times"),
+    "learning_rate_end": Setting(2.5e-5, "late updates refine"),
     "n_step": Setting(3, "as in Hessel et al. 2018"),
     "distribution": Setting("quantile", "an action succeeds or fails: two outcomes, not their mean"),
     "dueling": Setting(True, "in most frames any action will do"),
