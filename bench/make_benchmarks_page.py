@@ -401,7 +401,7 @@ def replay(file: Record) -> Iterator[Row]:
 
 
 def collecting(file: Record) -> Iterator[Row]:
-    emulator = "emulator compiled by bench/emulator.sh" if "emulator.sh" in file["command"] else "emulator as installed"
+    emulator = "nes-py compiled by a profile of the game" if "emulator.sh" in file["command"] else "nes-py as installed"
     yield from _collect(file["collect"], f"Mario, {emulator}", file)
 
 

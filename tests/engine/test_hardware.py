@@ -91,22 +91,6 @@ def test_a_gpu(major: int, minor: int, bf16: bool, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("cxx", "there", "expected"),
-    [
-        ("", ("g++", "clang++"), "g++"),
-        ("", ("clang++",), "clang++"),
-        ("", (), ""),
-        ("my-c++", ("my-c++", "g++"), "my-c++"),
-        ("gone-c++", ("clang++",), "clang++"),
-    ],
-)
-def test_compiler(cxx: str, there: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", cxx)
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
-    assert hardware.find_compiler() == expected
-
-
-@pytest.mark.parametrize(
     ("device", "cores", "memory_gb", "capability", "tier"),
     [
         ("cpu", 1, 4.0, (0, 0), "cpu-few"),

@@ -9,11 +9,13 @@ import pytest
 import torch
 import toys
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redline.core.errors import UserError
 from redline.core.records import Spec
-from redline.envs import make_rules
-from redline.envs.frames import Frames, _averages
+from redline.envs import images, make_rules
+from redline.envs.frames import Frames
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.gym_game import GymConfig, GymGame
 from redline.run import evaluate
@@ -110,10 +112,49 @@ def test_grey_weighs_colours_as_eyes_do() -> None:
     assert grey[0, :4, 0].tolist() == pytest.approx([255 * 0.299, 255 * 0.587, 255 * 0.114, 255], abs=1.5)
 
 
+@pytest.mark.skipif(images.library() is None, reason="there is no C++ compiler")
+@given(
+    height=st.integers(1, 250),
+    width=st.integers(1, 260),
+    size=st.integers(1, 100),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**32 - 1),
+    view=st.sampled_from(["plain", "reversed", "every second", "padded"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_library_makes_the_images_that_numpy_makes(
+    height: int, width: int, size: int, channels: int, seed: int, view: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    image = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+    if view == "reversed":
+        image = image[::-1, ::-1, ::-1]
+    elif view == "every second":
+        image = rng.integers(0, 256, (2 * height, 2 * width, channels), dtype=np.uint8)[::2, ::2]
+    elif view == "padded":
+        image = rng.integers(0, 256, (height, width, channels + 1), dtype=np.uint8)[:, :, ::-1][:, :, 1:]
+    weights = [images.weights(cells, size) for cells in (height, width)]
+    grey = images.grey(image) if channels == 3 else image[:, :, 0]
+    expected = images.resized(grey, *weights)[:, :, None]
+    assert np.array_equal(images.Shrink(height, width, *weights)(image), expected)
+
+
+def test_without_a_library_frames_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> list[Any]:
+        env = frames_of(grey=True, size=20)
+        return [env.reset(seed=0)[0], *(env.step(0)[0] for _ in range(3))]
+
+    with_library = shown()
+    monkeypatch.setattr(images, "library", lambda: None)
+    for found, expected in zip(shown(), with_library, strict=True):
+        assert found.shape == (20, 20, 1)
+        assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize(("cells", "size"), [(210, 84), (160, 84), (6, 3), (5, 5), (4, 7)])
 def test_sizes_are_changed_by_averages(cells: int, size: int) -> None:
     """Every new cell is a mean, and the whole keeps its mean."""
-    shares = _averages(cells, size)
+    shares = images.averages(cells, size)
     assert shares.shape == (size, cells)
     assert shares.sum(1) == pytest.approx(np.ones(size), abs=1e-5)
     assert shares.sum(0) == pytest.approx(np.full(cells, size / cells), rel=1e-4)

@@ -24,7 +24,7 @@ from redline import cli, recipes
 from redline.collect.episode_stats import CPUEpisodeStats
 from redline.core.errors import UserError
 from redline.core.records import Hardware
-from redline.envs import CPU_ENVS, frames, gym_game, load_game, make, make_rules
+from redline.envs import CPU_ENVS, gym_game, images, load_game, make, make_rules, nes
 from redline.envs import mario as adapter
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
@@ -606,6 +606,41 @@ def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @real
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="nes-py 9 is another emulator")
+@pytest.mark.parametrize("level", [(1, 1), (2, 2), (8, 4)])
+def test_levels_play_as_in_nes_py(level: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def library() -> None:
+        raise OSError("there is no C++ compiler")
+
+    adapter._emulator.cache_clear()
+    ours = MarioEnv(*level)
+    with monkeypatch.context() as patch:
+        patch.setattr(nes, "library", library)
+        adapter._emulator.cache_clear()
+        with pytest.warns(UserWarning, match=r"fifteen times as slow as Redline's: there is no C\+\+ compiler"):
+            theirs = MarioEnv(*level)
+    adapter._emulator.cache_clear()
+    assert ours.emulator.console is not None
+    assert not hasattr(theirs.emulator, "console")
+    rng, options, over, action = np.random.default_rng(sum(level)), {"snapshots": 40}, True, RIGHT
+    for frame in range(400):
+        if over:
+            (obs, info), (expected, known) = (env.reset(seed=0, options=options) for env in (ours, theirs))
+            options, over = {"snapshots": 40, "backplay": frame % 2 == 0}, False
+        else:
+            if frame % 8 == 0:
+                action = int(rng.choice([RIGHT, RUN, RUN_JUMP, RIGHT_JUMP, LEFT]))
+            (obs, reward, *ends, info), (expected, *others, known) = (env.step(action) for env in (ours, theirs))
+            assert [reward, *ends] == others
+            over = any(ends)
+        assert np.array_equal(obs, expected), f"screen, frame {frame}"
+        assert bytes(ours.emulator.ram) == bytes(theirs.emulator.ram), f"memory, frame {frame}"
+        assert info == known
+    ours.close()
+    theirs.close()
+
+
+@real
 def test_level_one_is_won() -> None:
     """400 actions that lead to the flag: x goes on without leaps, and the game is told to be won."""
     rules = make_rules("mario", {"frame_skip": 4})
@@ -732,13 +767,13 @@ def test_the_package_is_imported_without_a_word() -> None:
 def test_images_are_made_small_as_slow_arithmetic_would(height: int, width: int, size: int) -> None:
     """Of bytes and whole shares, a few at a time; of all in floating point it would be the same but for a grey or two."""
     image = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    rows, columns = frames._averages(height, size), frames._averages(width, size)
+    rows, columns = images.averages(height, size), images.averages(width, size)
     grey = (image @ np.array([77, 150, 29])) >> 8
-    assert np.array_equal(frames._grey(image), grey)
-    assert np.array_equal(frames._grey(image[:, :, ::-1][:, ::-1]), ((image @ np.array([29, 150, 77])) >> 8)[:, ::-1])
-    found = frames._resized(grey.astype(np.uint8), frames._sparse_weights(rows), frames._sparse_weights(columns))
+    assert np.array_equal(images.grey(image), grey)
+    assert np.array_equal(images.grey(image[:, :, ::-1][:, ::-1]), ((image @ np.array([29, 150, 77])) >> 8)[:, ::-1])
+    found = images.resized(grey.astype(np.uint8), images._sparse(rows), images._sparse(columns))
     assert found.shape == (size, size)
     assert np.abs(found - rows @ grey @ columns.T).max() <= 2
     for value in (0, 1, 128, 255):
         flat = np.full((height, width), value, np.uint8)
-        assert (frames._resized(flat, frames._sparse_weights(rows), frames._sparse_weights(columns)) == value).all()
+        assert (images.resized(flat, images._sparse(rows), images._sparse(columns)) == value).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import resource
 import shutil
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from redline.core.errors import UserError, nearest
+from redline.core.native import find_compiler, processor_name
 from redline.core.records import Hardware
 from redline.engine import host_memory
 
@@ -58,7 +58,7 @@ def detect(device: torch.device) -> Hardware:
             capability=(properties.major, properties.minor),
         )
     memory = host_memory.total_bytes() / 2**30
-    return Hardware(str(device), _processor(), cores, memory, bf16=False, compiler=compiler)
+    return Hardware(str(device), processor_name(), cores, memory, bf16=False, compiler=compiler)
 
 
 def most_threads(cores: int) -> int:
@@ -96,27 +96,9 @@ def peak_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def find_compiler() -> str:
-    """Return the C++ compiler that torch.compile uses on a CPU, or an empty string."""
-    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    return ""
-
-
 def has_nvidia_driver() -> bool:
     """Return whether an NVIDIA driver is installed, even if torch cannot use it."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def synchronize(device: torch.device) -> None:

@@ -12,11 +12,10 @@ import numpy as np
 from gymnasium import spaces
 
 from redline.core.errors import InvalidStep, UserError
+from redline.envs import images
 from redline.envs.gym_make import STEP_VALUES
 
 Array = np.ndarray[Any, Any]
-Weights = list[tuple[Array, Array]]  # see `_sparse_weights`
-_GREY = (77, 150, 29)  # weights of red, green and blue in 256ths
 _BAR_ROWS = 10  # a bar that shows the action is a tenth of an image high
 
 
@@ -48,6 +47,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.skip, self.brightest, self.grey, self.sticky, self.name = skip, brightest, grey, sticky, name
         space, self.resize = env.observation_space, None
+        self.shrink: images.Shrink | None = None
         self.box = space if isinstance(space, spaces.Box) else None
         self.rng = np.random.default_rng()
         self.no_channels = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 2
@@ -65,7 +65,9 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             if grey and channels not in (1, 3):
                 raise UserError(f"env.grey is set, but images have {channels} channels, not red, green and blue.")
             if size:
-                self.resize = (_sparse_weights(_averages(height, size)), _sparse_weights(_averages(width, size)))
+                self.resize = (images.weights(height, size), images.weights(width, size))
+                if images.library() is not None:
+                    self.shrink = images.Shrink(height, width, *self.resize)
             shape = (size or height, size or width, 1 if grey else channels)
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.fields = self._action_fields() if show_action else None
@@ -113,10 +115,14 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, before = obs[:, :, None], None if before is None else before[:, :, None]
         if self.brightest and before is not None:
             obs = np.maximum(obs, before)
-        if self.grey and obs.shape[2] == 3:
-            obs = _grey(obs)[:, :, None]
-        if self.resize is not None:
-            obs = np.stack([_resized(obs[:, :, channel], *self.resize) for channel in range(obs.shape[2])], 2)
+        if self.shrink is not None and (obs.shape[2] == 1 or self.grey):
+            obs = self.shrink(obs)
+        else:
+            if self.grey and obs.shape[2] == 3:
+                obs = images.grey(obs)[:, :, None]
+            if self.resize is not None:
+                planes = [images.resized(obs[:, :, channel], *self.resize) for channel in range(obs.shape[2])]
+                obs = np.stack(planes, 2)
         return obs if self.fields is None else self._with_action(obs)
 
     def _action_fields(self) -> dict[Any, slice]:
@@ -169,60 +175,3 @@ def is_image(space: spaces.Space[Any]) -> bool:
         and len(shape) == 3
         and shape[2] <= 4
     )
-
-
-def _grey(image: Array) -> Array:
-    """Return (H, W) uint8 greyscale of an (H, W, 3) image."""
-    # Copying each channel before the conversion to uint16 is twice as fast as converting strided bytes.
-    red, green, blue = (np.ascontiguousarray(image[:, :, channel]).astype(np.uint16) for channel in range(3))
-    red *= _GREY[0]
-    green *= _GREY[1]
-    blue *= _GREY[2]
-    red += green
-    red += blue
-    red >>= 8
-    return red.astype(np.uint8)
-
-
-def _resized(plane: Array, rows: Weights, columns: Weights) -> Array:
-    """Return (H, W) uint8 resized by area: each new pixel is the mean of the area it covers, within 2 of 256 levels."""
-    halfway = _weighted_sum(plane.astype(np.uint16), rows)
-    return _weighted_sum(np.ascontiguousarray(halfway.T), columns).T.astype(np.uint8)
-
-
-def _weighted_sum(plane: Array, weights: Weights) -> Array:
-    """Return (size, …): weighted sums of the rows of `plane` (cells, …) uint16."""
-    total = np.full((len(weights[0][0]), *plane.shape[1:]), 128, np.uint16)  # one half: rounds to the nearest
-    for index, weight in weights:
-        term = plane[index]
-        term *= weight
-        total += term
-    total >>= 8
-    return total
-
-
-def _sparse_weights(weights: Array) -> Weights:
-    """Return the nonzero entries of a resizing matrix (size, cells) as lists of (index, weight in 256ths), one per term.
-
-    The matrix from 240 to 84 cells has four nonzero entries in a row at most, and bytes times 256ths need no floats.
-    """
-    size, cells = weights.shape
-    cumulative = np.round(256 * weights.cumsum(1)).astype(np.int64)
-    in_256ths = np.diff(cumulative, prepend=0)  # rounded so that every row adds up to 256 exactly
-    first = (weights > 0).argmax(1)
-    terms = []
-    for number in range(int((weights > 0).sum(1).max())):
-        index = np.minimum(first + number, cells - 1)
-        weight = np.where(first + number < cells, in_256ths[np.arange(size), index], 0)
-        terms.append((index, weight[:, None].astype(np.uint16)))
-    return terms
-
-
-def _averages(cells: int, size: int) -> Array:
-    """Return the matrix (size, cells) float32 that averages the old cells each new cell covers."""
-    edges = np.linspace(0, cells, size + 1)
-    low, high = edges[:-1, None], edges[1:, None]
-    old = np.arange(cells)
-    covered = np.clip(np.minimum(high, old + 1) - np.maximum(low, old), 0, None)
-    weights: Array = (covered / covered.sum(1, keepdims=True)).astype(np.float32)
-    return weights

@@ -1,8 +1,8 @@
 """Super Mario Bros., level 1-1, that of mario:WORLD-STAGE, or several (mario:1-1,1-2), dealt to the environments in turn.
 
-The package gym-super-mario-bros provides the emulator and the game. Version 7.4, the last one for Python before 3.13, was
-written for old Gym and NumPy 1; version 9 is written for Gymnasium and has other rewards. Only their emulator is used:
-rewards, endings and infos are defined here, the same for both.
+The package gym-super-mario-bros provides the game and what is known of its memory. Version 7.4, the last one for Python before
+3.13, was written for old Gym and NumPy 1; its game is played by the emulator in `nes`, which is faster. Version 9 is written
+for Gymnasium and has an emulator and rewards of its own. Rewards, endings and infos are defined here, the same for both.
 
 An episode terminates with the flag or the axe of a castle (a win) and with Mario's death, by the level's own clock (300 or
 400 counts of 24 frames) among other causes. An agent stuck at a wall would wait for that clock most of the time: an episode
@@ -30,6 +30,7 @@ import numpy as np
 from gymnasium import spaces
 
 from redline.core.errors import UserError
+from redline.envs import nes
 from redline.envs.gym_game import GymConfig, GymGame
 
 _RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the joypad; A jumps, B runs
@@ -197,6 +198,8 @@ def _emulator() -> Any:
     if not issubclass(base, gymnasium.Env):
         # Sizes in the file's header times 1024 overflow a byte, which NumPy 2 reports as an error.
         rom.ROM.header = property(lambda file: file.raw_data[:16].astype(np.int64))
+    if hasattr(base, "_controller_buffer"):
+        base = _on_console(base)
 
     class Emulator(base):
         moved = False  # `reset` restores a snapshot, no longer the start of the level
@@ -232,3 +235,55 @@ def _emulator() -> Any:
             return {"x_pos": self._x_position, "time": self._time, "flag_get": self._flag_get}
 
     return Emulator
+
+
+def _on_console(base: Any) -> Any:
+    """Return the environment class of version 7.4 with our own emulator in place of nes-py's, where it can be compiled."""
+    try:
+        nes.library()
+    except OSError as error:
+        warnings.warn(f"Mario plays in nes-py's emulator, fifteen times as slow as Redline's: {error}.", stacklevel=2)
+        return base
+
+    class OnConsole(base):
+        """The package's class with all that touches its emulator defined anew."""
+
+        console: nes.Console
+
+        def _controller_buffer(self, port: int) -> Any:  # the first that it asks its emulator for
+            if port == 0:
+                self.console = nes.Console(self._rom_path)
+            return self.console.pads[port]
+
+        def _screen_buffer(self) -> Any:
+            return self.console.screen
+
+        def _ram_buffer(self) -> memoryview:
+            return self.console.ram
+
+        def _frame_advance(self, buttons: int) -> None:
+            self.console.step(buttons)
+
+        def _backup(self) -> None:
+            self.console.backup()
+            self._has_backup = True
+
+        def reset(self) -> Any:
+            self._will_reset()
+            (self.console.restore if self._has_backup else self.console.reset)()
+            self._did_reset()
+            self.done = False
+            return self.screen
+
+        def step(self, buttons: int) -> tuple[Any, float, bool, dict[str, Any]]:
+            self.console.step(buttons)
+            self.done = bool(self._get_done())
+            counters = self._get_info()
+            self._did_step(self.done)
+            return self.screen, 0.0, self.done, counters
+
+        def close(self) -> None:
+            super().close()
+            self.console.close()
+
+    return OnConsole

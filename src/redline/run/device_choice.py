@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from redline import replay
 from redline.core.errors import UserError
+from redline.core.native import cache_folder
 from redline.core.records import assign, map_record
 from redline.engine import fast, hardware
 from redline.engine.runtime import Runtime
@@ -143,8 +143,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 def cache_file(name: str = "devices") -> Path:
     """Return the file of cached measurements; delete it to measure again."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline" / f"{name}.json"
+    return cache_folder() / f"{name}.json"
 
 
 def recall(path: Path, key: str) -> Any:

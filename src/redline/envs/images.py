@@ -1,0 +1,125 @@
+"""Grey and smaller images, in integers: by a C++ library (`images.cpp`) or, with the same numbers, in NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redline.core.native import compiled_library
+
+Array = np.ndarray[Any, Any]
+Weights = list[tuple[Array, Array]]  # terms of the weighted sums that make up a smaller image: see `_sparse`
+_GREY = (77, 150, 29)  # weights of red, green and blue in 256ths
+
+
+def weights(cells: int, size: int) -> Weights:
+    """Return the weights by which `size` new cells are averages of the `cells` that they cover."""
+    return _sparse(averages(cells, size))
+
+
+@functools.cache
+def library() -> Any:
+    """Return `images.cpp` as a library; None where it cannot be had: NumPy does the same, more slowly."""
+    try:
+        loaded: Any = ctypes.CDLL(str(compiled_library(Path(__file__).with_suffix(".cpp"))))
+    except OSError:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    loaded.shrink.argtypes = [pointer, number, number, number, *[pointer] * 5]
+    loaded.shrink.restype = None
+    return loaded
+
+
+class _Sums(ctypes.Structure):
+    """`Sums` in images.cpp."""
+
+    _fields_ = (
+        ("size", ctypes.c_int64),
+        ("terms", ctypes.c_int64),
+        ("index", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+    )
+
+
+class Shrink:
+    """Makes images (height, width, channels) grey, where they have three channels, and small, by the C++ library."""
+
+    def __init__(self, height: int, width: int, rows: Weights, columns: Weights) -> None:
+        self.height, self.width = height, width
+        self.shape = (len(rows[0][0]), len(columns[0][0]), 1)
+        self.arrays = [np.stack(part) for terms in (rows, columns) for part in zip(*terms, strict=True)]
+        self.sums = [
+            _Sums(size, len(index), index.ctypes.data, weight.ctypes.data)
+            for size, index, weight in zip(self.shape, self.arrays[::2], self.arrays[1::2], strict=False)
+        ]
+        self.scratch = np.empty((height + 3) * width // 2 + 1, np.uint16)
+
+    def __call__(self, image: Array) -> Array:
+        """Return (size, size, 1) uint8 of an image of one or three channels with any strides."""
+        out = np.empty(self.shape, np.uint8)
+        strides = (ctypes.c_int64 * 3)(*image.strides)
+        sums = [ctypes.addressof(part) for part in self.sums]
+        sizes = (self.height, self.width, image.shape[2])
+        library().shrink(image.ctypes.data, *sizes, strides, *sums, self.scratch.ctypes.data, out.ctypes.data)
+        return out
+
+
+def grey(image: Array) -> Array:
+    """Return (H, W) uint8 greyscale of an (H, W, 3) image."""
+    # Copying each channel before the conversion to uint16 is twice as fast as converting strided bytes.
+    red, green, blue = (np.ascontiguousarray(image[:, :, channel]).astype(np.uint16) for channel in range(3))
+    red *= _GREY[0]
+    green *= _GREY[1]
+    blue *= _GREY[2]
+    red += green
+    red += blue
+    red >>= 8
+    return red.astype(np.uint8)
+
+
+def resized(plane: Array, rows: Weights, columns: Weights) -> Array:
+    """Return (H, W) uint8 resized by area: each new pixel is the mean of the area it covers, within 2 of 256 levels."""
+    halfway = _weighted_sum(plane.astype(np.uint16), rows)
+    return _weighted_sum(np.ascontiguousarray(halfway.T), columns).T.astype(np.uint8)
+
+
+def _weighted_sum(plane: Array, terms: Weights) -> Array:
+    """Return (size, …): weighted sums of the rows of `plane` (cells, …) uint16."""
+    total = np.full((len(terms[0][0]), *plane.shape[1:]), 128, np.uint16)  # one half: rounds to the nearest
+    for index, weight in terms:
+        term = plane[index]
+        term *= weight
+        total += term
+    total >>= 8
+    return total
+
+
+def _sparse(matrix: Array) -> Weights:
+    """Return the nonzero entries of a resizing matrix (size, cells) as lists of (index, weight in 256ths), one per term.
+
+    The matrix from 240 to 84 cells has four nonzero entries in a row at most, and bytes times 256ths need no floats.
+    """
+    size, cells = matrix.shape
+    cumulative = np.round(256 * matrix.cumsum(1)).astype(np.int64)
+    in_256ths = np.diff(cumulative, prepend=0)  # rounded so that every row adds up to 256 exactly
+    first = (matrix > 0).argmax(1)
+    terms = []
+    for number in range(int((matrix > 0).sum(1).max())):
+        index = np.minimum(first + number, cells - 1)
+        weight = np.where(first + number < cells, in_256ths[np.arange(size), index], 0)
+        terms.append((index, weight[:, None].astype(np.uint16)))
+    return terms
+
+
+def averages(cells: int, size: int) -> Array:
+    """Return the matrix (size, cells) float32 that averages the old cells each new cell covers."""
+    edges = np.linspace(0, cells, size + 1)
+    low, high = edges[:-1, None], edges[1:, None]
+    old = np.arange(cells)
+    covered = np.clip(np.minimum(high, old + 1) - np.maximum(low, old), 0, None)
+    matrix: Array = (covered / covered.sum(1, keepdims=True)).astype(np.float32)
+    return matrix

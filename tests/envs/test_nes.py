@@ -1,0 +1,167 @@
+"""The emulator of nes.cpp plays what nes-py plays: made-up cartridges, frame by frame. Mario's levels are in test_mario."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redline.envs import nes
+
+# nes-py 8 is a library of C functions; 9, for Python 3.13, is another emulator.
+known = pytest.mark.skipif(
+    importlib.util.find_spec("nes_py") is None or importlib.util.find_spec("nes_py._native") is not None,
+    reason="nes-py 8 is not installed",
+)
+PROGRAM = 0x8000  # where the two banks of a cartridge begin
+SUBROUTINE, FRAME = 0xFF00, 0xC000  # a subroutine, what a vertical blank calls
+IMPLIED = (0x08, 0x18, 0x28, 0x38, 0x48, 0x58, 0x68, 0x78, 0x88, 0x8A, 0x98, 0xA8, 0xAA, 0xB8, 0xBA, 0xC8, 0xCA, 0xD8)
+IMPLIED += (0xE8, 0xEA, 0xF8, 0x0A, 0x2A, 0x4A, 0x6A)
+# A game may ask for colours that there are not: nes-py then shows what follows its table in memory, often zeros.
+COLOURS = {int(number, 16) for number in re.findall(r"\b0x([0-9A-F]{6})\b", nes._SOURCE.read_text())} - {0}
+STACK = (0x08, 0x28, 0x48, 0x68)
+IMMEDIATE = (0x09, 0x29, 0x49, 0x69, 0xA9, 0xC9, 0xE9, 0xA2, 0xA0, 0xC0, 0xE0)
+ZERO_PAGE = (0x05, 0x25, 0x45, 0x65, 0x85, 0xA5, 0xC5, 0xE5, 0x06, 0x26, 0x46, 0x66, 0x86, 0xA6, 0xC6, 0xE6, 0x24, 0x84)
+ZERO_PAGE += (0xA4, 0xC4, 0xE4, 0x15, 0x35, 0x55, 0x75, 0x95, 0xB5, 0xD5, 0xF5, 0x16, 0x36, 0x56, 0x76, 0x96, 0xB6)
+ZERO_PAGE += (0xD6, 0xF6, 0x94, 0xB4)
+INDIRECT = (0x01, 0x21, 0x41, 0x61, 0xA1, 0xC1, 0xE1, 0x11, 0x31, 0x51, 0x71, 0xB1, 0xD1, 0xF1)  # reads
+READ = (0x0D, 0x2D, 0x4D, 0x6D, 0xAD, 0xCD, 0xED, 0xAE, 0xAC, 0xCC, 0xEC, 0x2C)
+READ += (0x1D, 0x3D, 0x5D, 0x7D, 0xBD, 0xDD, 0xFD, 0x19, 0x39, 0x59, 0x79, 0xB9, 0xD9, 0xF9, 0xBE, 0xBC)
+WRITE = (0x8D, 0x8E, 0x8C, 0x9D, 0x99, 0x0E, 0x2E, 0x4E, 0x6E, 0xCE, 0xEE, 0x1E, 0x3E, 0x5E, 0x7E, 0xDE, 0xFE)
+STORE = (0x8D, 0x8E, 0x8C)
+BRANCHES = (0x10, 0x30, 0x50, 0x70, 0x90, 0xB0, 0xD0, 0xF0)
+
+
+def instruction(rng: random.Random, stack: bool = True) -> list[int]:
+    """Return any instruction that neither leaves the program nor copies sprites from where there is no memory.
+
+    stack: it may push and pull.
+    """
+    kind = rng.choices(
+        ("implied", "immediate", "zero page", "indirect", "read", "write", "register", "branch", "sprites", "jump"),
+        (10, 10, 10, 4, 8, 6, 10, 4, 1, 2),
+    )[0]
+    if kind == "implied":
+        return [rng.choice([code for code in IMPLIED if stack or code not in STACK])]
+    if kind == "immediate":
+        return [rng.choice(IMMEDIATE), rng.randrange(256)]
+    if kind in ("zero page", "indirect"):
+        return [rng.choice(ZERO_PAGE if kind == "zero page" else INDIRECT), rng.randrange(256)]
+    if kind == "read":
+        address = rng.choice(
+            (rng.randrange(0x700), rng.randrange(0x2000, 0x2008), rng.randrange(PROGRAM, 0xFF00), 0x4016)
+        )
+        return [rng.choice(READ), address & 255, address >> 8]
+    if kind == "write":
+        address = rng.randrange(0x200, 0x700)
+        return [rng.choice(WRITE), address & 255, address >> 8]
+    if kind == "register":  # of the picture, or the pads
+        address = rng.choice((*range(0x2000, 0x2008), 0x2008 + rng.randrange(0x1FF8), 0x4016))
+        return [0xA9, rng.randrange(256), rng.choice(STORE), address & 255, address >> 8]
+    if kind == "branch":  # over one byte without an effect
+        return [rng.choice(BRANCHES), 1, 0xEA]
+    if kind == "sprites":
+        return [0xA9, rng.randrange(0x20), 0x8D, 0x14, 0x40]
+    if not stack:
+        return [0xEA]
+    return rng.choice(([0x20, SUBROUTINE & 255, SUBROUTINE >> 8], [0xBA, 0x9A]))
+
+
+def cartridge(seed: int, waits: bool) -> bytes:
+    """Return a made-up game with any patterns. It ends each turn where it began, or, if it `waits`, after the first."""
+    rng = random.Random(seed)
+    # Two reads fill the buffer of the picture unit, which nes-py leaves as it finds it. 0x2001 decides what is shown.
+    start = [0xA9, 0x1E, 0x8D, 0x01, 0x20, 0x8D, 0x06, 0x20, 0x8D, 0x06, 0x20, 0xAD, 0x07, 0x20, 0xAD, 0x07, 0x20]
+    for address, count in ((0x2000, 200), (0x23C0, 64), (0x2800, 100), (0x3F00, 32)):  # tiles, colours
+        start += [0xA9, address >> 8, 0x8D, 0x06, 0x20, 0xA9, address & 255, 0x8D, 0x06, 0x20]
+        start += [byte for _ in range(count) for byte in (0xA9, rng.randrange(64), 0x8D, 0x07, 0x20)]
+    start += [0xA9, 0x90, 0x8D, 0x00, 0x20]  # interrupts from now on
+    body: list[int] = []
+    while len(body) < 3000:
+        body += instruction(rng)
+    body += [0xA9, 0x90, 0x8D, 0x00, 0x20]
+    turn = PROGRAM + len(start) + (len(body) if waits else 0)
+    program = bytearray(rng.randbytes(0x8000))
+    code = bytes([*start, *body, 0x4C, turn & 255, turn >> 8])
+    program[: len(code)] = code
+    program[SUBROUTINE - PROGRAM : SUBROUTINE - PROGRAM + 2] = bytes([0xC8, 0x60])
+    frame = [byte for _ in range(40) for byte in instruction(rng, stack=False)]
+    frame += [0xA9, 0x90 | seed & 0x2F, 0x8D, 0x00, 0x20, 0x40]  # interrupts go on
+    program[FRAME - PROGRAM : FRAME - PROGRAM + len(frame)] = bytes(frame)
+    for vector, target in ((0xFFFA, FRAME), (0xFFFC, PROGRAM), (0xFFFE, FRAME)):
+        program[vector - PROGRAM : vector - PROGRAM + 2] = target.to_bytes(2, "little")
+    header = bytes([0x4E, 0x45, 0x53, 0x1A, 2, 1, seed & 1, 0, *[0] * 8])
+    return header + bytes(program) + rng.randbytes(0x2000)
+
+
+class Known:
+    """A console of nes-py's library."""
+
+    def __init__(self, path: str) -> None:
+        from nes_py import nes_env
+
+        self.library: Any = nes_env._LIB
+        self.pointer = self.library.Initialize(path)
+        views = ((self.library.Screen, 4 * 240 * 256), (self.library.Memory, 2048), (self.library.Controller, 1))
+        self.screen, self.ram, self.pad = (
+            np.frombuffer((ctypes.c_ubyte * size).from_address(find(self.pointer, *[0] * (size == 1))), np.uint8)
+            for find, size in views
+        )
+        self.library.Reset(self.pointer)
+
+    def step(self, buttons: int) -> None:
+        self.pad[:] = buttons
+        self.library.Step(self.pointer)
+
+    def backup(self) -> None:
+        self.library.Backup(self.pointer)
+
+    def restore(self) -> None:
+        self.library.Restore(self.pointer)
+
+
+@known
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_made_up_games_play_as_in_nes_py(seed: int, waits: bool, tmp_path: Path) -> None:
+    path = tmp_path / "game.nes"
+    path.write_bytes(cartridge(seed, waits))
+    ours, theirs, rng = nes.Console(str(path)), Known(str(path)), random.Random(seed)
+    seen = set()
+    for frame in range(40):
+        buttons = rng.randrange(256)
+        for console in (ours, theirs):
+            if frame == 10:
+                console.backup()
+            if frame == 20:
+                console.restore()
+            console.step(buttons)
+        assert bytes(ours.ram) == theirs.ram.tobytes(), f"memory, frame {frame}"
+        expected = theirs.screen.view(np.uint32).reshape(240, 256)
+        shown = ours.screen.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
+        if frame >= 2:  # nes-py's screen is what it finds in memory until it is drawn
+            assert ((shown == expected) | ~np.isin(expected, list(COLOURS))).all(), f"screen, frame {frame}"
+        seen.add((shown.tobytes(), bytes(ours.ram)))
+    assert len(seen) > (1 if waits else 20), "something happens"
+    ours.close()
+
+
+def test_what_is_no_cartridge_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "game.nes"
+    game = bytearray(cartridge(0, True))
+    for spoiled in (
+        b"",
+        bytes(game[:100]),
+        bytes(game[:6]) + b"\x10" + bytes(game[7:]),
+    ):  # short, shorter, with a mapper
+        path.write_bytes(spoiled)
+        with pytest.raises(OSError, match=r"game\.nes is not a cartridge without a mapper"):
+            nes.Console(str(path))
+    with pytest.raises(OSError, match="cannot be read"):
+        nes.Console(str(tmp_path / "none.nes"))
