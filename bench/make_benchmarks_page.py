@@ -405,6 +405,13 @@ def collecting(file: Record) -> Iterator[Row]:
     yield from _collect(file["collect"], f"Mario, {emulator}", file)
 
 
+def emulators(file: Record) -> Iterator[Row]:
+    ours, theirs = file["milliseconds"]["redline"], file["milliseconds"]["nes-py"]
+    for key, what in (("frame_ms", "a frame of the emulator"), ("step_ms", "a step of four frames, grey, 84x84")):
+        result = f"{ours[key]:.2f} ms, with nes-py as installed and NumPy {theirs[key]:.2f} ms: {file['ratios'][key]:.1f} times"
+        yield Row(COLLECTING, f"Mario 1-1: {what}", result, file)
+
+
 def _collect(figures: Record, env: str, record: Record) -> Iterator[Row]:
     names = {
         "bare": "environments alone, one process per core",
@@ -746,6 +753,7 @@ EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cpu-peers-xeon": peers,
     "cpu-processor-time": processor_time,
     "cpu-train": trained,
+    "emulator-xeon": emulators,
     "export-cpu": exports,
     "gpu-default": trained,
     "gpu-env": env_table,

@@ -617,7 +617,7 @@ def test_levels_play_as_in_nes_py(level: tuple[int, int], monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(nes, "library", library)
         adapter._emulator.cache_clear()
-        with pytest.warns(UserWarning, match=r"fifteen times as slow as Redline's: there is no C\+\+ compiler"):
+        with pytest.warns(UserWarning, match=r"eleven times as slow as Redline's: there is no C\+\+ compiler"):
             theirs = MarioEnv(*level)
     adapter._emulator.cache_clear()
     assert ours.emulator.console is not None

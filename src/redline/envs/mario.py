@@ -242,7 +242,7 @@ def _on_console(base: Any) -> Any:
     try:
         nes.library()
     except OSError as error:
-        warnings.warn(f"Mario plays in nes-py's emulator, fifteen times as slow as Redline's: {error}.", stacklevel=2)
+        warnings.warn(f"Mario plays in nes-py's emulator, eleven times as slow as Redline's: {error}.", stacklevel=2)
         return base
 
     class OnConsole(base):

@@ -1,4 +1,4 @@
-"""The emulator of `nes.cpp`, compiled on first use: the frames of nes-py 8, fifteen times as fast."""
+"""The emulator of `nes.cpp`, compiled on first use: the frames of nes-py 8, eleven times as fast."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""Redline's emulator against nes-py's, in Super Mario Bros. 1-1: `python bench/emulator.py [--out FILE] [--rounds 5]`.
+
+Both play the same buttons from the same state in turn; the best of several rounds counts. Whole steps are those of an actor:
+four frames, greyscale and resized to 84x84, with everything around the emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from redline.envs import images, mario, nes
+from redline.tools.bench import describe_machine
+
+FRAMES, STEPS = 600, 200  # of a round
+BUTTONS = (128, 129, 130, 131)  # to the right, jumping, running
+
+
+def environment(fast: bool) -> Any:
+    """Return an environment as actors have it, on Redline's emulator and image library, or on nes-py and NumPy."""
+    mario._emulator.cache_clear()
+    game = mario.MarioGame("mario:1-1")
+    config = game.Config(frame_skip=4, grey=True, size=84, show_action=True)
+    if fast:
+        return game.make(config)
+    without = mock.patch.object(nes, "library", side_effect=OSError("not wanted"))
+    with without, mock.patch.object(images, "library", return_value=None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return game.make(config)
+
+
+def seconds(play: Callable[[], None], count: int) -> float:
+    began = time.perf_counter()
+    play()
+    return (time.perf_counter() - began) / count
+
+
+def play_frames(env: Any) -> None:
+    emulator, rng = env.unwrapped.emulator, random.Random(0)
+    env.reset(seed=0)
+    for frame in range(FRAMES):
+        if frame % 12 == 0:
+            buttons = rng.choice(BUTTONS)
+        emulator._frame_advance(buttons)
+
+
+def play_steps(env: Any) -> None:
+    rng, over = random.Random(0), True
+    for _ in range(STEPS):
+        if over:
+            env.reset(seed=0)
+        *_, terminated, truncated, _ = env.step(rng.randrange(1, 5))
+        over = terminated or truncated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    envs = {"nes-py": environment(False), "redline": environment(True)}
+    figures = {name: {"frame_ms": float("inf"), "step_ms": float("inf")} for name in envs}
+    for _ in range(arguments.rounds):
+        for name, env in envs.items():
+            for key, play, count in (("frame_ms", play_frames, FRAMES), ("step_ms", play_steps, STEPS)):
+                figures[name][key] = min(figures[name][key], 1e3 * seconds(lambda p=play, e=env: p(e), count))
+    for name, times in figures.items():
+        print(f"{name:8} {times['frame_ms']:7.3f} ms a frame {times['step_ms']:7.3f} ms a step of four, preprocessed")
+    ratios = {key: figures["nes-py"][key] / figures["redline"][key] for key in figures["redline"]}
+    print(f"ratio    {ratios['frame_ms']:7.1f}            {ratios['step_ms']:7.1f}")
+    if arguments.out:
+        record = describe_machine("cpu") | {
+            "command": "python bench/emulator.py",
+            "milliseconds": figures,
+            "ratios": ratios,
+        }
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
