@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 from pathlib import Path
 
@@ -28,30 +27,71 @@ def source(tmp_path: Path) -> Path:
 
 @needs_compiler
 def test_a_library_is_compiled_once_for_each_source(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = native.compiled_library(source)
-    assert first.parent == cache
-    assert ctypes.CDLL(str(first)).sum(2, 3) == 5
+    assert native.load_library(source).sum(2, 3) == 5
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it is there already"))
-        assert native.compiled_library(source) == first
+        assert native.load_library(source).sum(2, 3) == 5
     source.write_text('extern "C" int sum(int a, int b) { return a - b; }')
-    second = native.compiled_library(source)
-    assert ctypes.CDLL(str(second)).sum(2, 3) == -1
-    assert sorted(path.name for path in cache.iterdir()) == sorted((first.name, second.name)), "nothing else is left"
+    assert native.load_library(source).sum(2, 3) == -1
+    assert [path.suffix for path in cache.iterdir()] == [".so", ".so"], "nothing else is left"
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_anew(source: Path, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    native.load_library(source)
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    kept.write_bytes(b"damaged")
+    assert native.load_library(source).sum(2, 3) == 5
+    assert kept.stat().st_size > 1000
 
 
 @needs_compiler
 def test_what_cannot_be_compiled_says_why(source: Path, cache: Path) -> None:
     source.write_text('extern "C" int sum(int a) { return b; }')
     with pytest.raises(OSError, match=r"failed: .*sum\.cpp.*error: .*b"):
-        native.compiled_library(source)
+        native.load_library(source)
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo >&2; exit 3", r"failed: exit code 3"),
+        (r"printf '\377 error: no\n' >&2; exit 1", r"failed: . error: no"),
+        ("echo begun >&2; sleep 60", r"took longer than 1 s"),
+        ("exit 0", r"cannot open shared object|no such file|image not found"),
+    ],
+)
+def test_any_failure_of_a_compiler_is_an_error_of_the_system(
+    script: str, message: str, source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(native, "_SECONDS_TO_COMPILE", 1)
+    with pytest.raises(OSError, match=message):
+        native.load_library(source)
+    assert list(cache.iterdir()) == []
+
+
+@needs_compiler
+def test_without_a_home_it_says_so(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(OSError, match="home directory"):
+        native.load_library(source)
 
 
 def test_without_a_compiler_it_says_so(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "find_compiler", lambda: "")
     with pytest.raises(OSError, match=r"there is no C\+\+ compiler"):
-        native.compiled_library(source)
+        native.load_library(source)
 
 
 @needs_compiler
@@ -61,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_of_the_system(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match="file"):
-        native.compiled_library(source)
+        native.load_library(source)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,15 @@ do so too, the screen is a view of memory that is overwritten, and whoever impor
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from redline.envs import gym_game, mario
 
 PIT, FLAG = range(300, 306), 640
 RIGHT, A, B = 128, 1, 2
@@ -143,5 +147,23 @@ class _Finder:
         module.ROM = ROM  # type: ignore[attr-defined]
 
 
-FINDER = _Finder()
 NAMES = ("gym_super_mario_bros", "nes_py", "nes_py._rom")
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """The stand-in is what is installed."""
+    real, header, finder = {name: sys.modules.pop(name, None) for name in NAMES}, ROM.header, _Finder()
+    caches = (mario._emulator, gym_game._random_play)  # of the real emulator, where another test has used it
+    for function in caches:
+        function.cache_clear()
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    yield
+    sys.meta_path.remove(finder)  # type: ignore[arg-type]
+    for function in caches:
+        function.cache_clear()
+    ROM.header = header  # type: ignore[misc]
+    for name, module in real.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module

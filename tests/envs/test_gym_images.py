@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -26,9 +27,29 @@ from redline.run.settings import Settings
 CPU = torch.device("cpu")
 
 
-def frames_of(**options: Any) -> Frames:
+def frames_of(env: Any = None, **options: Any) -> Frames:
     plain = {"skip": 1, "brightest": False, "grey": False, "size": 0, "sticky": 0.0}
-    return Frames(toys.Film(), **plain | options)
+    return Frames(env or toys.Film(), **plain | options)
+
+
+class Noise(gymnasium.Env[Any, Any]):
+    """Images of random colours, the second of every three in wider integers than announced."""
+
+    observation_space = spaces.Box(0, 255, (30, 41, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return self.image(), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        image = self.image() + np.uint8(action)
+        return (image.astype(np.int32) if self.steps % 3 == 2 else image), 0.0, False, False, {}
+
+    def image(self) -> Any:
+        return self.np_random.integers(0, 256, (30, 41, 3), dtype=np.uint8)
 
 
 def spec_of(options: dict[str, Any]) -> Spec:
@@ -139,16 +160,26 @@ def test_the_library_makes_the_images_that_numpy_makes(
     assert np.array_equal(images.Shrink(height, width, *weights)(image), expected)
 
 
-def test_without_a_library_frames_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shown() -> list[Any]:
-        env = frames_of(grey=True, size=20)
+@pytest.mark.skipif(images.library() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("brightest", [False, True])
+def test_without_a_library_frames_are_the_same(brightest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(library: bool) -> list[Any]:
+        env = frames_of(Noise(), skip=3, brightest=brightest, grey=True, size=20)
+        assert (env.shrink is not None) == library
         return [env.reset(seed=0)[0], *(env.step(0)[0] for _ in range(3))]
 
-    with_library = shown()
+    with_library = shown(True)
     monkeypatch.setattr(images, "library", lambda: None)
-    for found, expected in zip(shown(), with_library, strict=True):
+    for found, expected in zip(shown(False), with_library, strict=True):
         assert found.shape == (20, 20, 1)
         assert np.array_equal(found, expected)
+
+
+def test_what_is_not_an_announced_image_is_refused() -> None:
+    rows, columns = images.weights(30, 20), images.weights(41, 20)
+    for image in (np.zeros((30, 41, 3)), np.zeros((30, 40, 3), np.uint8), np.zeros((30, 41, 4), np.uint8)):
+        with pytest.raises(ValueError, match="the image is"):
+            images.Shrink(30, 41, rows, columns)(image)
 
 
 @pytest.mark.parametrize(("cells", "size"), [(210, 84), (160, 84), (6, 3), (5, 5), (4, 7)])

@@ -38,11 +38,8 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hardware, "pick_device", lambda _: torch.device(chosen.device))
     monkeypatch.setattr(hardware, "detect", lambda _: chosen)
     monkeypatch.setattr(gym_game.GymGame, "step_seconds", lambda *_: plan_table.STEP_SECONDS)
-    sys.meta_path.insert(0, old_mario.FINDER)  # type: ignore[arg-type]
-    yield chosen
-    sys.meta_path.remove(old_mario.FINDER)  # type: ignore[arg-type]
-    for name in old_mario.NAMES:
-        sys.modules.pop(name, None)
+    with old_mario.installed():
+        yield chosen
 
 
 @pytest.mark.parametrize("machine", TIERS, indirect=True)

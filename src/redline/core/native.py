@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -38,35 +40,39 @@ def cache_folder() -> Path:
     return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline"
 
 
-def compiled_library(source: Path) -> Path:
-    """Return the path of the shared library of a C++ file; raise OSError where it cannot be compiled.
+def load_library(source: Path) -> ctypes.CDLL:
+    """Return the shared library of a C++ file; raise OSError where it cannot be compiled or loaded.
 
-    It is compiled again when the source, the compiler's name or the processor changes.
+    It is compiled again when the source, the compiler or the system changes.
     """
     compiler = find_compiler()
     if not compiler:
         raise OSError("there is no C++ compiler")
-    this_processor = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    command = [compiler, "-std=c++17", "-O3", this_processor, "-fPIC", "-shared", str(source)]
-    depends_on = "\n".join((source.read_text(), *command, processor_name(), platform.platform()))
-    path = cache_folder() / f"{source.stem}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.so"
+    command = [compiler, "-std=c++17", "-O3", "-fPIC", "-shared", str(source)]
+    depends_on = "\n".join((source.read_text(), *command, platform.platform(), platform.machine()))
+    try:
+        path = cache_folder() / f"{source.stem}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.so"
+    except RuntimeError as error:  # there is no home
+        raise OSError(str(error)) from error
     if path.exists():
-        return path
+        with contextlib.suppress(OSError):  # it may be damaged
+            return ctypes.CDLL(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may compile at once
-        library = Path(folder) / path.name
-        try:
-            subprocess.run(
-                [*command, "-o", str(library)],
-                env=os.environ | {"LC_ALL": "C"},
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS_TO_COMPILE,
-            )
-        except subprocess.SubprocessError as error:
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            why = next((line for line in lines if "error:" in line), lines[0])
-            raise OSError(f"{compiler} failed: {why}") from error
-        os.replace(library, path)
-    return path
+        made = Path(folder) / path.name
+        _compile([*command, "-o", str(made)])
+        library = ctypes.CDLL(str(made))  # only what can be loaded is kept
+        os.replace(made, path)
+    return library
+
+
+def _compile(command: list[str]) -> None:
+    environment = os.environ | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=_SECONDS_TO_COMPILE)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{command[0]} took longer than {_SECONDS_TO_COMPILE} s") from error
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").split("\n")
+        why = next((line for line in lines if "error" in line), f"exit code {done.returncode}")
+        raise OSError(f"{command[0]} failed: {why.strip()}")

@@ -108,9 +108,8 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _preprocess(self, obs: Any, before: Any) -> Any:
         if self.box is not None:
-            obs = np.asarray(obs)
-            if obs.shape != self.box.shape or obs.dtype != self.box.dtype:
-                obs = self._as_announced(obs, self.box)
+            obs = self._as_announced(np.asarray(obs), self.box)
+            before = None if before is None else self._as_announced(np.asarray(before), self.box)
         if self.no_channels:
             obs, before = obs[:, :, None], None if before is None else before[:, :, None]
         if self.brightest and before is not None:
@@ -151,6 +150,8 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _as_announced(self, obs: Array, box: spaces.Box) -> Array:
         """Return the same numbers in the announced dtype; raise UserError where they do not fit the announced space."""
+        if obs.shape == box.shape and obs.dtype == box.dtype:
+            return obs
         actual = f"{obs.dtype} of shape {obs.shape}"
         integers = box.dtype.kind != "f"  # must lie within the bounds; floats may exceed them
         fits = obs.shape == box.shape and obs.dtype.kind in ("biu" if integers else "biuf")

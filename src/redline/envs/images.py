@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.core.native import compiled_library
+from redline.core.native import load_library
 
 Array = np.ndarray[Any, Any]
 Weights = list[tuple[Array, Array]]  # terms of the weighted sums that make up a smaller image: see `_sparse`
@@ -25,7 +25,7 @@ def weights(cells: int, size: int) -> Weights:
 def library() -> Any:
     """Return `images.cpp` as a library; None where it cannot be had: NumPy does the same, more slowly."""
     try:
-        loaded: Any = ctypes.CDLL(str(compiled_library(Path(__file__).with_suffix(".cpp"))))
+        loaded: Any = load_library(Path(__file__).with_suffix(".cpp"))
     except OSError:
         return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -60,6 +60,8 @@ class Shrink:
 
     def __call__(self, image: Array) -> Array:
         """Return (size, size, 1) uint8 of an image of one or three channels with any strides."""
+        if image.dtype != np.uint8 or image.shape[:2] != (self.height, self.width) or image.shape[2] not in (1, 3):
+            raise ValueError(f"the image is {image.dtype} of shape {image.shape}")
         out = np.empty(self.shape, np.uint8)
         strides = (ctypes.c_int64 * 3)(*image.strides)
         sums = [ctypes.addressof(part) for part in self.sums]

@@ -238,11 +238,12 @@ def _emulator() -> Any:
 
 
 def _on_console(base: Any) -> Any:
-    """Return the environment class of version 7.4 with our own emulator in place of nes-py's, where it can be compiled."""
+    """Return the environment class of version 7.4, played by Redline's own emulator where that can be compiled."""
     try:
         nes.library()
     except OSError as error:
-        warnings.warn(f"Mario plays in nes-py's emulator, eleven times as slow as Redline's: {error}.", stacklevel=2)
+        why = f"Mario plays in nes-py's emulator, a tenth as fast as Redline's: {error}; install g++ or clang++."
+        warnings.warn(why, stacklevel=2)
         return base
 
     class OnConsole(base):
@@ -258,7 +259,7 @@ def _on_console(base: Any) -> Any:
         def _screen_buffer(self) -> Any:
             return self.console.screen
 
-        def _ram_buffer(self) -> memoryview:
+        def _ram_buffer(self) -> Any:
             return self.console.ram
 
         def _frame_advance(self, buttons: int) -> None:
@@ -268,14 +269,22 @@ def _on_console(base: Any) -> Any:
             self.console.backup()
             self._has_backup = True
 
+        def _restore(self) -> None:
+            self.console.restore()
+
         def reset(self) -> Any:
             self._will_reset()
-            (self.console.restore if self._has_backup else self.console.reset)()
+            if self._has_backup:
+                self._restore()
+            else:
+                self.console.reset()
             self._did_reset()
             self.done = False
             return self.screen
 
         def step(self, buttons: int) -> tuple[Any, float, bool, dict[str, Any]]:
+            if self.done:
+                raise ValueError("The episode has ended; call reset before step.")
             self.console.step(buttons)
             self.done = bool(self._get_done())
             counters = self._get_info()

@@ -1,15 +1,15 @@
 // An emulator of the NES for cartridges without a mapper (NROM), such as Super Mario Bros. It offers the functions of nes-py's
-// library and plays the same frames: memory and screen are equal, also where nes-py differs from the console, so that an
-// agent trained with either plays the same games with the other.
+// library and plays that game frame by frame as nes-py does, also where nes-py differs from the console: memory and screen are
+// equal, so that an agent trained with either plays the same games with the other. Unlike nes-py it does nothing for codes that
+// are no instructions, and there are no colours beyond the 64 known ones.
 //
-// - The picture unit runs only when the processor could tell: before one of its registers is accessed, and up to the vertical
+// - The picture unit runs only when the processor could notice: before one of its registers is accessed, and up to the vertical
 //   blank, which interrupts the processor. It then draws whole rows of tiles instead of single pixels.
 // - A processor that waits in a jump to itself, as games do until the next frame, is not executed.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -121,10 +121,11 @@ class Console {
 
     Console() { std::fill_n(now.picture.colours, 32, COLOURS[0]); }
 
-    bool load(const std::filesystem::path& path) {
+    bool load(const char* path) {
         std::ifstream file(path, std::ios::binary);
         Byte header[16];
         if (!file.read(reinterpret_cast<char*>(header), sizeof header)) return false;
+        if (std::memcmp(header, "NES\x1a", 4) || header[6] & 4) return false;  // another file, or with 512 bytes more
         if ((header[6] >> 4 | (header[7] & 0xf0)) != 0 || (header[4] != 1 && header[4] != 2)) return false;
         program.resize(0x4000 * header[4]);
         patterns.resize(header[5] ? 0x2000 * header[5] : 0x2000);
@@ -471,7 +472,7 @@ class Console {
                 Byte colour = row >> 8 * (x - left) & 3;
                 if (!colour || taken[x]) continue;
                 taken[x] = true;
-                if (i == 0 && entries[x] && p.show_background) p.hit = true;
+                if (i == 0 && entries[x]) p.hit = true;  // the background is 0 where it is not shown
                 if (!entries[x] || !(attributes & 0x20)) entries[x] = 0x10 | (attributes & 3) << 2 | colour;
             }
         }
@@ -704,10 +705,8 @@ class Console {
 }  // namespace
 
 extern "C" {
-int Width() { return WIDTH; }
-int Height() { return HEIGHT; }
 // Returns null for a file that cannot be read, or is a cartridge with a mapper.
-Console* Initialize(const wchar_t* path) {
+Console* Initialize(const char* path) {
     auto* console = new Console();
     if (console->load(path)) return console;
     delete console;

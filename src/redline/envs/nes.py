@@ -1,16 +1,17 @@
-"""The emulator of `nes.cpp`, compiled on first use: the frames of nes-py 8, eleven times as fast."""
+"""The emulator of `nes.cpp`, compiled on first use: it plays Super Mario Bros. as nes-py 8 does, ten times as fast."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from redline.core.native import compiled_library
+from redline.core.native import load_library
 
 _SOURCE = Path(__file__).with_name("nes.cpp")
 _SHAPE = (240, 256, 4)  # of the screen; each pixel is an integer 0x00RRGGBB
@@ -23,14 +24,14 @@ class Console:
     def __init__(self, cartridge: str) -> None:
         """cartridge: path of an iNES file without a mapper."""
         self._library = library()
-        self._pointer = self._library.Initialize(cartridge)
+        self._pointer = self._library.Initialize(os.fsencode(cartridge))
         if not self._pointer:
             raise OSError(f"{cartridge} is not a cartridge without a mapper, or cannot be read")
         pixels = self._view(self._library.Screen(self._pointer), _SHAPE)
-        self.screen = pixels[:, :, 2::-1] if sys.byteorder == "little" else pixels[:, :, 1:]  # (240, 256, 3), RGB
-        self.ram = memoryview(self._view(self._library.Memory(self._pointer), (_RAM_BYTES,)))
-        self.pads = [self._view(self._library.Controller(self._pointer, port), (1,)) for port in range(2)]
-        self._buttons = memoryview(self.pads[0])
+        self.screen: Any = pixels[:, :, 2::-1]  # (240, 256, 3), RGB
+        self.ram: Any = memoryview(self._view(self._library.Memory(self._pointer), (_RAM_BYTES,)))
+        self.pads: Any = [self._view(self._library.Controller(self._pointer, port), (1,)) for port in range(2)]
+        self._buttons: Any = memoryview(self.pads[0])
         self.reset()
 
     def step(self, buttons: int) -> None:
@@ -51,9 +52,10 @@ class Console:
         self._library.Restore(self._pointer)
 
     def close(self) -> None:
-        """Free the memory that `screen`, `ram` and `pads` show."""
-        self._library.Close(self._pointer)
-        self._pointer = None
+        """Free the memory that `screen`, `ram` and `pads` show; closing twice does nothing."""
+        if self._pointer:
+            self._library.Close(self._pointer)
+        self._pointer = self.screen = self.ram = self.pads = self._buttons = None
 
     @staticmethod
     def _view(address: int, shape: tuple[int, ...]) -> Any:
@@ -64,10 +66,12 @@ class Console:
 @functools.cache
 def library() -> Any:
     """Return the compiled library; raise OSError where it cannot be had."""
-    loaded = ctypes.CDLL(str(compiled_library(_SOURCE)))
+    if sys.byteorder != "little":
+        raise OSError("it is written for little-endian machines")
+    loaded = load_library(_SOURCE)
     pointer = ctypes.c_void_p
     for name, arguments, result in (
-        ("Initialize", [ctypes.c_wchar_p], pointer),
+        ("Initialize", [ctypes.c_char_p], pointer),
         ("Controller", [pointer, ctypes.c_int], pointer),
         ("Screen", [pointer], pointer),
         ("Memory", [pointer], pointer),

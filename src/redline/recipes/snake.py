@@ -99,7 +99,7 @@ _PPO_CONVOLUTIONAL: Table = {
 # 56 % after eight.
 _PPO_STRIDED: Table = _PPO_CONVOLUTIONAL | {
     "channels": Setting((64, 128, 128), "more features where there are fewer cells"),
-    "stride": Setting(2, "a quarter of the cells after each convolution: 20x20 costs little more than 10x10"),
+    "stride": Setting(2, "each convolution but the first quarters the cells: 20x20 costs little more than 10x10"),
     "minutes": Setting(20.0, "a game has ten thousand moves"),
 }
 # PPO on other GPUs.
