@@ -54,7 +54,8 @@ _PLANES = (
     "--dqn.batch-size 4096 --dqn.learning-rate 5e-4 --dqn.learning-rate-end 3e-5 "
     "--dqn.epsilon-high 0.02 --dqn.epsilon-low 5e-4 --dqn.epsilon-steps 10M"
 )
-_MARIO = "mario --env.sticky 0.25 --minutes 16"
+_MARIO = "--env.sticky 0.25 --minutes 16"
+_LEVELS = ("1-1", "1-2", "1-3", "1-4", "2-1")
 
 ROWS = {
     "snake-10x10-ppo": Row("snake", "Snake 10x10, PPO", "win_rate", 0.999, 5000),
@@ -92,8 +93,19 @@ ROWS = {
         f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM} {_PLANES} --minutes 20",
         "Tetris 7x14 uniform from planes, DQN", "score_mean", 752, 1000,
     ),
-    "mario-1-1-ppo": Row(_MARIO, "Super Mario Bros. 1-1, sticky 0.25, PPO", "win_rate", 0.95, 100),
-    "mario-1-1-dqn": Row(f"{_MARIO} --algo dqn", "Super Mario Bros. 1-1, sticky 0.25, DQN", "win_rate", 0.8, 100),
+    **{
+        f"mario-{level}-ppo": Row(
+            f"mario{f':{level}' * (level != '1-1')} {_MARIO}", f"Super Mario Bros. {level}, sticky 0.25, PPO", "win_rate",
+            0.95 if level == "1-1" else 0.8, 100,
+        )
+        for level in _LEVELS
+    },
+    "mario-levels-ppo": Row(
+        f"mario:{','.join(_LEVELS)} {_MARIO}", "Super Mario Bros., five levels, sticky 0.25, PPO", "win_rate", None, 500
+    ),
+    "mario-1-1-dqn": Row(
+        f"mario {_MARIO} --algo dqn", "Super Mario Bros. 1-1, sticky 0.25, DQN", "win_rate", 0.8, 100
+    ),
     "pong": Row("gym:ALE/Pong-v5 --algo dqn --minutes 9", "Atari Pong, DQN", "score_mean", 19, 100),
     "cartpole": Row("gym:CartPole-v1 --steps 50k --threads 1", "CartPole-v1, PPO", "score_mean", 475, 100, CORES),
     "acrobot": Row("gym:Acrobot-v1 --steps 80k --threads 1", "Acrobot-v1, PPO", "score_mean", -100, 100, CORES),
