@@ -97,15 +97,18 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     mirrored = resolve(Settings("snake", env_options={"mirror": True}))
     assert mirrored.rules.config.mirror
     assert [phase.name for phase in mirrored.curriculum.phases] == ["long", "base"]  # type: ignore[union-attr]
-    for other in (
-        Settings("snake", env_options={"width": 20, "height": "20"}),
-        Settings("snake", algo="pqn"),
-    ):
-        chosen = resolve(other)
-        assert (chosen.algo_config.net, chosen.algo_config.hidden) == ("mlp", (1024, 512))
-        assert chosen.num_envs == 16_384
-        assert chosen.rules.config.mirror
-        assert chosen.curriculum
+    larger = resolve(Settings("snake", env_options={"width": 20, "height": "20"}))
+    assert (larger.algo_config.net, larger.algo_config.channels, larger.algo_config.stride) == (
+        "cnn",
+        (64, 128, 128),
+        2,
+    )
+    assert (larger.num_envs, larger.algo_config.hidden, larger.minutes) == (4096, (512,), 20.0)
+    pqn = resolve(Settings("snake", algo="pqn"))
+    assert (pqn.algo_config.net, pqn.algo_config.hidden, pqn.num_envs) == ("mlp", (1024, 512), 16_384)
+    for plan in (larger, pqn):
+        assert plan.rules.config.mirror
+        assert plan.curriculum
     asked = resolve(Settings("snake", algo="ppo", algo_options={"net": "mlp"}))
     assert (asked.algo_config.hidden, asked.num_envs) == ((512, 512), 16_384), (
         "what goes with convolutions goes with them"
