@@ -1,4 +1,8 @@
-"""C++ compiled on first use, and kept in this user's cache."""
+"""C++ compiled on first use, and kept in this user's cache.
+
+For loops of one thread, which processes that play environments load without torch's compiler. A loop that shares torch's
+threads is built by that: see `engine.gather`.
+"""
 
 from __future__ import annotations
 

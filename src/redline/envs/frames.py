@@ -46,7 +46,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.skip, self.brightest, self.grey, self.sticky, self.name = skip, brightest, grey, sticky, name
-        space, self.resize = env.observation_space, None
+        space = env.observation_space
         self.shrink: images.Shrink | None = None
         self.box = space if isinstance(space, spaces.Box) else None
         self.rng = np.random.default_rng()
@@ -65,9 +65,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             if grey and channels not in (1, 3):
                 raise UserError(f"env.grey is set, but images have {channels} channels, not red, green and blue.")
             if size:
-                self.resize = (images.weights(height, size), images.weights(width, size))
-                if images.library() is not None:
-                    self.shrink = images.Shrink(height, width, *self.resize)
+                self.shrink = images.Shrink(height, width, size)
             shape = (size or height, size or width, 1 if grey else channels)
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.fields = self._action_fields() if show_action else None
@@ -114,14 +112,11 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, before = obs[:, :, None], None if before is None else before[:, :, None]
         if self.brightest and before is not None:
             obs = np.maximum(obs, before)
-        if self.shrink is not None and (obs.shape[2] == 1 or self.grey):
-            obs = self.shrink(obs)
-        else:
-            if self.grey and obs.shape[2] == 3:
-                obs = images.grey(obs)[:, :, None]
-            if self.resize is not None:
-                planes = [images.resized(obs[:, :, channel], *self.resize) for channel in range(obs.shape[2])]
-                obs = np.stack(planes, 2)
+        if self.shrink is not None:
+            planes = [obs] if self.grey else [obs[:, :, i : i + 1] for i in range(obs.shape[2])]
+            obs = np.concatenate([self.shrink(plane) for plane in planes], 2)
+        elif self.grey and obs.shape[2] == 3:
+            obs = images.grey(obs)[:, :, None]
         return obs if self.fields is None else self._with_action(obs)
 
     def _action_fields(self) -> dict[Any, slice]:

@@ -46,27 +46,30 @@ class _Sums(ctypes.Structure):
 
 
 class Shrink:
-    """Makes images (height, width, channels) grey, where they have three channels, and small, by the C++ library."""
+    """Makes images (height, width, channels) of `size` rows and columns, and those with three channels grey."""
 
-    def __init__(self, height: int, width: int, rows: Weights, columns: Weights) -> None:
-        self.height, self.width = height, width
-        self.shape = (len(rows[0][0]), len(columns[0][0]), 1)
-        self.arrays = [np.stack(part) for terms in (rows, columns) for part in zip(*terms, strict=True)]
+    def __init__(self, height: int, width: int, size: int) -> None:
+        self.height, self.width, self.size, self.library = height, width, size, library()
+        self.rows, self.columns = weights(height, size), weights(width, size)
+        # What the library reads: kept here, as it is given addresses.
+        self.arrays = [np.stack(part) for terms in (self.rows, self.columns) for part in zip(*terms, strict=True)]
         self.sums = [
             _Sums(size, len(index), index.ctypes.data, weight.ctypes.data)
-            for size, index, weight in zip(self.shape, self.arrays[::2], self.arrays[1::2], strict=False)
+            for index, weight in zip(self.arrays[::2], self.arrays[1::2], strict=True)
         ]
         self.scratch = np.empty((height + 3) * width // 2 + 1, np.uint16)
 
     def __call__(self, image: Array) -> Array:
-        """Return (size, size, 1) uint8 of an image of one or three channels with any strides."""
+        """Return (size, size, 1) uint8 of an image with one or three channels and any strides."""
         if image.dtype != np.uint8 or image.shape[:2] != (self.height, self.width) or image.shape[2] not in (1, 3):
             raise ValueError(f"the image is {image.dtype} of shape {image.shape}")
-        out = np.empty(self.shape, np.uint8)
+        if self.library is None:
+            plane = grey(image) if image.shape[2] == 3 else image[:, :, 0]
+            return resized(plane, self.rows, self.columns)[:, :, None]
+        out = np.empty((self.size, self.size, 1), np.uint8)
         strides = (ctypes.c_int64 * 3)(*image.strides)
         sums = [ctypes.addressof(part) for part in self.sums]
-        sizes = (self.height, self.width, image.shape[2])
-        library().shrink(image.ctypes.data, *sizes, strides, *sums, self.scratch.ctypes.data, out.ctypes.data)
+        self.library.shrink(image.ctypes.data, *image.shape, strides, *sums, self.scratch.ctypes.data, out.ctypes.data)
         return out
 
 

@@ -242,7 +242,7 @@ def _on_console(base: Any) -> Any:
     try:
         nes.library()
     except OSError as error:
-        why = f"Mario plays in nes-py's emulator, a tenth as fast as Redline's: {error}; install g++ or clang++."
+        why = f"Mario plays in nes-py's emulator, which is far slower than Redline's: {error}; install g++ or clang++."
         warnings.warn(why, stacklevel=2)
         return base
 
