@@ -181,6 +181,43 @@ def test_what_is_not_an_announced_image_is_refused() -> None:
             images.Shrink(30, 41, 20)(image)
 
 
+class Hidden(toys.Film):
+    """Shows nothing in hidden frames, unless the episode ends."""
+
+    frame_hidden = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.steps: list[bool] = []
+
+    def step(self, action: int) -> Any:
+        self.steps.append(self.frame_hidden)
+        obs, reward, over, *rest = super().step(action)
+        return (None if self.frame_hidden and not over else obs), reward, over, *rest
+
+
+def test_frames_that_are_skipped_may_be_hidden() -> None:
+    env, film = Hidden(9), toys.Film(9)
+    frames, plain = frames_of(env, skip=4), frames_of(film, skip=4)
+    for each in (frames, plain):
+        each.reset(seed=0)
+    for _ in range(3):
+        (obs, *rest), (expected, *others) = frames.step(1), plain.step(1)
+        assert np.array_equal(obs, expected)
+        assert rest == others
+    assert rest[1], "the last action was cut short"
+    assert env.steps == [True, True, True, False] * 2 + [True]
+    assert not hasattr(film, "frame_hidden")
+
+
+def test_no_frame_is_hidden_where_two_are_compared() -> None:
+    env = Hidden(9)
+    frames = frames_of(env, skip=4, brightest=True)
+    frames.reset(seed=0)
+    frames.step(1)
+    assert env.steps == [False] * 4
+
+
 @pytest.mark.parametrize(("cells", "size"), [(210, 84), (160, 84), (6, 3), (5, 5), (4, 7)])
 def test_sizes_are_changed_by_averages(cells: int, size: int) -> None:
     """Every new cell is a mean, and the whole keeps its mean."""

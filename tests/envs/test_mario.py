@@ -27,6 +27,7 @@ from redline.core.native import find_compiler
 from redline.core.records import Hardware
 from redline.envs import CPU_ENVS, images, load_game, make, make_rules, nes
 from redline.envs import mario as adapter
+from redline.envs.frames import Frames
 from redline.envs.gym_envs import GymEnvs
 from redline.envs.mario import MarioConfig, MarioEnv
 from redline.run import evaluate
@@ -632,6 +633,34 @@ def test_levels_play_as_in_nes_py(level: tuple[int, int], monkeypatch: pytest.Mo
         assert info == known
     ours.close()
     theirs.close()
+
+
+@real
+def test_frames_that_nobody_looks_at_change_nothing() -> None:
+    game: Any = load_game("mario")
+    envs = [game.make(MarioConfig(frame_skip=4, grey=True, size=84, sticky=0.25, noops=8)) for _ in range(2)]
+    hiding, drawing = envs
+    frames = drawing
+    while not isinstance(frames, Frames):
+        frames = frames.env
+    assert frames.may_hide
+    frames.may_hide = False
+    rng, over, ends = np.random.default_rng(0), True, 0
+    for number in range(300):
+        if over:
+            shown = [env.reset(seed=number) for env in envs]
+            over = False
+        else:
+            action = int(rng.choice([RIGHT, RUN]))  # into the first enemy
+            shown = [env.step(action) for env in envs]
+            over = shown[0][2] or shown[0][3]
+            ends += over
+        assert np.array_equal(shown[0][0], shown[1][0]), f"observation {number}"
+        assert shown[0][1:] == shown[1][1:]
+    assert ends > 2
+    assert np.array_equal(hiding.render(), drawing.render())
+    hiding.close()
+    drawing.close()
 
 
 @real

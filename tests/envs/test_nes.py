@@ -165,6 +165,35 @@ def test_made_up_games_play_as_in_nes_py(seed: int, waits: bool, tmp_path: Path)
 
 
 @needs_compiler
+@pytest.mark.parametrize("patterns", ["read-only", "writable"])
+@pytest.mark.parametrize("seed", range(6))
+def test_frames_that_were_not_drawn_can_be_looked_at(seed: int, patterns: str, tmp_path: Path) -> None:
+    path, game = tmp_path / "game.nes", cartridge(seed, seed % 2 == 0)
+    path.write_bytes(game if patterns == "read-only" else game[:5] + bytes([0]) + game[6:-0x2000])
+    drawn, hidden, rng = nes.Console(str(path)), nes.Console(str(path)), random.Random(seed)
+    looks = 0
+    for frame in range(80):
+        buttons, cell = rng.randrange(256), rng.randrange(0x800)
+        for console in (drawn, hidden):
+            if frame % 8 == 3:
+                console.backup()
+            if frame % 20 == 19:
+                console.restore()
+            if frame % 40 == 25:
+                console.reset()
+            if frame % 10 == 0:
+                console.ram[cell] = buttons
+        drawn.step(buttons)
+        hidden.step(buttons, draw=rng.random() < 0.2)
+        assert bytes(drawn.ram) == bytes(hidden.ram), f"memory, frame {frame}"
+        if rng.random() < 0.4:
+            looks += 1
+            assert np.array_equal(drawn.screen, hidden.screen), f"screen, frame {frame}"
+            assert bytes(drawn.ram) == bytes(hidden.ram), f"memory after looking, frame {frame}"
+    assert looks > 20
+
+
+@needs_compiler
 def test_what_is_no_cartridge_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "game.nes"
     game = cartridge(0, True)

@@ -29,6 +29,9 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
     show_action: draw the action of the last repetition into the top of the image: a black bar with a white field at one of
         as many places as there are actions; no field at the start of an episode.
 
+    An environment with an attribute `frame_hidden` finds it True in steps whose observation will be looked at only if the
+    episode ends with them.
+
     An observation of another shape than announced, or with other numbers than bytes where bytes were announced, is an error
     that names the environment by `name`.
     """
@@ -70,6 +73,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.fields = self._action_fields() if show_action else None
         self.last_action: Any = None
+        self.may_hide = hasattr(env, "frame_hidden") and not brightest
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -80,7 +84,9 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total_reward, before, obs = 0.0, None, None
-        for _ in range(self.skip):
+        for repetition in range(self.skip):
+            if self.may_hide:
+                self.env.frame_hidden = repetition < self.skip - 1  # type: ignore[attr-defined]
             sticks = self.sticky and self.last_action is not None and self.rng.random() < self.sticky
             self.last_action = self.last_action if sticks else action
             before = obs.copy() if self.brightest and obs is not None else None  # the environment may overwrite obs

@@ -98,6 +98,8 @@ class MarioEnv(gymnasium.Env[Any, Any]):
     A reward of 1 is 15 pixels to the right. A count of the clock costs one pixel, death 15, and winning earns 15: with four
     frames per action the reward lies between -1 and 1, or little beyond.
 
+    While `frame_hidden` is set, frames are not drawn: the observation is None unless the game ends.
+
     `reset` takes the options `snapshots`, the number of frames between two, and `backplay`, to start from the last one.
     """
 
@@ -110,6 +112,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(len(_BUTTONS))
         self.noops, self.patience, self.render_mode = noops, patience, render_mode
         self.emulator = _emulator()(target=(world, stage))
+        self.frame_hidden = False
         self.snapshot_every = 0  # frames between snapshots; 0: none are taken
         self.snapshot: tuple[int, ...] | None = None  # counters at the snapshot that the emulator holds
         self.backplay = False  # this episode started from a snapshot
@@ -136,8 +139,10 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         return emulator.screen, self._info(counters)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        emulator = self._running()
+        emulator.frame_hidden = self.frame_hidden
         # Version 7.4 returns `done`, version 9 `terminated, truncated`.
-        screen, _, over, *_, counters = self._running().step(_BUTTONS[action])
+        _, _, over, *_, counters = emulator.step(_BUTTONS[action])
         x, clock, won = counters["x_pos"], counters["time"], counters["flag_get"]
         distance = x - self.x
         if abs(distance) > _STRIDE:
@@ -149,6 +154,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         truncated = bool(self.patience) and self.idle >= self.patience and not over
         if self.snapshot_every:
             self._update_snapshot(over or truncated, over and not won)
+        screen = None if self.frame_hidden and not (over or truncated) else emulator.screen
         return screen, pixels / _PRIZE, over, truncated, self._info(counters)
 
     def render(self) -> Any:
@@ -247,9 +253,13 @@ def _on_console(base: Any) -> Any:
         return base
 
     class OnConsole(base):
-        """The package's class with all that touches its emulator defined anew."""
+        """The package's class with all that touches its emulator defined anew.
+
+        Frames are drawn when the screen is looked at; `step` draws them at once, unless `frame_hidden` is set.
+        """
 
         console: nes.Console
+        frame_hidden = False
 
         def _controller_buffer(self, port: int) -> Any:  # the first that it asks its emulator for
             if port == 0:
@@ -257,13 +267,20 @@ def _on_console(base: Any) -> Any:
             return self.console.pads[port]
 
         def _screen_buffer(self) -> Any:
+            return None  # for the attribute, in place of which there is a property
+
+        @property
+        def screen(self) -> Any:
             return self.console.screen
+
+        @screen.setter
+        def screen(self, _: Any) -> None: ...
 
         def _ram_buffer(self) -> Any:
             return self.console.ram
 
         def _frame_advance(self, buttons: int) -> None:
-            self.console.step(buttons)
+            self.console.step(buttons, draw=False)
 
         def _backup(self) -> None:
             self.console.backup()
@@ -285,11 +302,11 @@ def _on_console(base: Any) -> Any:
         def step(self, buttons: int) -> tuple[Any, float, bool, dict[str, Any]]:
             if self.done:
                 raise ValueError("The episode has ended; call reset before step.")
-            self.console.step(buttons)
+            self.console.step(buttons, draw=not self.frame_hidden)
             self.done = bool(self._get_done())
             counters = self._get_info()
             self._did_step(self.done)
-            return self.screen, 0.0, self.done, counters
+            return None if self.frame_hidden else self.screen, 0.0, self.done, counters
 
         def close(self) -> None:
             super().close()

@@ -6,11 +6,14 @@
 // - The picture unit runs only when the processor could notice: before one of its registers is accessed, and up to the vertical
 //   blank, which interrupts the processor. It then draws whole rows of tiles instead of single pixels.
 // - A processor that waits in a jump to itself, as games do until the next frame, is not executed.
+// - A frame may be played without being drawn. If its picture is asked for all the same, the frame is played again.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -91,7 +94,6 @@ struct Picture {
     int sprites_on_line;
     Byte memory[2048], palette[32];
     Pixel colours[32];  // of the palette
-    Pixel screen[HEIGHT][WIDTH];
 
     bool rendering() const { return show_background && show_sprites; }
 };
@@ -114,9 +116,17 @@ struct Pad {
     }
 };
 
-class Console {
+// What `Backup` keeps.
+struct Moment {
+    State now{};
+    Pixel screen[HEIGHT][WIDTH] = {};
+    bool drawn = true;  // the last frame is on the screen; otherwise that frame began like this:
+    State begun{};
+    Pad begun_pads[2];
+};
+
+class Console : Moment {
    public:
-    State now{}, saved{};
     Pad pads[2];
 
     Console() { std::fill_n(now.picture.colours, 32, COLOURS[0]); }
@@ -141,6 +151,7 @@ class Console {
     }
 
     void reset() {
+        draw();  // what the screen goes on showing
         Processor& cpu = now.processor;
         cpu = {};
         cpu.flags = FLAGS_AT_RESET;
@@ -158,8 +169,42 @@ class Console {
         now.due = dots_to_blank();
     }
 
-    // One frame.
-    void step() {
+    // Play a frame. Without `drawing`, it is drawn when `draw` is called, if it is.
+    void step(bool drawing) {
+        drawn = drawing || patterns_writable;  // patterns are kept once only: no frame could be played again
+        if (!drawn) {
+            begun = now;
+            std::copy_n(pads, 2, begun_pads);
+        }
+        play();
+    }
+
+    void backup() { saved = *this; }
+    void restore() { static_cast<Moment&>(*this) = saved; }
+    Byte* memory() { return now.memory; }
+
+    // Bring the screen up to date and return it.
+    Pixel* draw() {
+        if (drawn) return *screen;
+        drawn = true;
+        const State after = now;
+        const Pad pads_after[2] = {pads[0], pads[1]};
+        now = begun;
+        std::copy_n(begun_pads, 2, pads);
+        play();
+        now = after;
+        std::copy_n(pads_after, 2, pads);
+        return *screen;
+    }
+
+   private:
+    Moment saved;
+    std::vector<Byte> program, patterns;
+    Address program_mask = 0;
+    bool patterns_writable = false, has_extended = false;
+    int pages[4] = {0, 0, 0, 0};  // where each of the four pictures begins in video memory
+
+    void play() {
         Processor& cpu = now.processor;
         for (int left = CYCLES; left > 0;) {
             int idle = std::max(cpu.busy - 1, 0), cycles = std::min(idle + 1, left);
@@ -188,20 +233,18 @@ class Console {
                 left -= 3 * turns;
             }
         }
-        catch_up();  // the screen is looked at
+        catch_up();  // the screen may be looked at
     }
-
-   private:
-    std::vector<Byte> program, patterns;
-    Address program_mask = 0;
-    bool patterns_writable = false, has_extended = false;
-    int pages[4] = {0, 0, 0, 0};  // where each of the four pictures begins in video memory
 
     // ----------------------------------------------------------------------------------------------- memory
 
     Byte read(Address address) {
-        if (address >= 0x8000) return program[address & program_mask];
         if (address < 0x2000) return now.memory[address & 0x7ff];
+        if (address >= 0x8000) return program[address & program_mask];
+        return read_elsewhere(address);
+    }
+
+    [[gnu::noinline]] Byte read_elsewhere(Address address) {
         if (address >= 0x6000) return has_extended ? now.extended[address - 0x6000] : 0;
         return read_register(address);
     }
@@ -211,7 +254,12 @@ class Console {
     void write(Address address, Byte value) {
         if (address < 0x2000)
             now.memory[address & 0x7ff] = value;
-        else if (address < 0x6000)
+        else
+            write_elsewhere(address, value);
+    }
+
+    [[gnu::noinline]] void write_elsewhere(Address address, Byte value) {
+        if (address < 0x6000)
             write_register(address, value);
         else if (address < 0x8000 && has_extended)
             now.extended[address - 0x6000] = value;
@@ -331,7 +379,7 @@ class Console {
                 case Picture::VISIBLE:
                     if (p.dot <= WIDTH) {
                         passed = std::min(dots, WIDTH + 1 - p.dot);
-                        draw(p.dot - 1, p.dot - 1 + passed);
+                        pass(p.dot - 1, p.dot - 1 + passed);
                     } else if (p.dot > WIDTH + 2 && p.dot < DOTS) {
                         passed = std::min(dots, DOTS - p.dot);
                     } else {
@@ -417,17 +465,30 @@ class Console {
         if (++p.line == HEIGHT) p.phase = Picture::AFTER;
     }
 
-    // Draw the pixels of the line from `first` to before `end`.
-    void draw(int first, int end) {
+    // Pass the pixels of the line from `first` to before `end`. They are drawn if they are looked at, or to see whether sprite 0
+    // meets the background.
+    void pass(int first, int end) {
         Picture& p = now.picture;
+        bool may_hit = p.rendering() && !p.hit && p.sprites_on_line && p.on_line[0] == 0;
+        if (!drawn && !may_hit) {
+            if (p.show_background) pass_tiles((p.fine_x + end) / 8 - (p.fine_x + first) / 8);
+            return;
+        }
         Byte entries[WIDTH + 8];  // of the palette
         if (p.show_background)
             draw_background(entries, first, end);
         else
             std::memset(entries + first, 0, end - first);
         if (p.show_sprites && p.sprites_on_line) draw_sprites(entries, first, end);
-        Pixel* row = p.screen[p.line];
+        if (!drawn) return;
+        Pixel* row = screen[p.line];
         for (int x = first; x < end; x++) row[x] = p.colours[entries[x]];
+    }
+
+    void pass_tiles(int count) {
+        Address& at = now.picture.address;
+        int column = (at & 31) + count;
+        at = ((at & ~31) | (column & 31)) ^ (column & 32 ? 0x400 : 0);
     }
 
     void draw_background(Byte* entries, int first, int end) {
@@ -444,7 +505,7 @@ class Console {
             row >>= 8 * skipped;
             std::memcpy(entries + x, &row, 8);  // what is beyond `count` is overwritten or not looked at
             x += count;
-            if (skipped + count == 8) p.address = (at & 31) == 31 ? (at & ~31) ^ 0x400 : at + 1;
+            if (skipped + count == 8) pass_tiles(1);
         }
         if (p.hide_left_background && first < 8) std::memset(entries + first, 0, std::min(end, 8) - first);
     }
@@ -606,11 +667,14 @@ class Console {
         }
     }
 
-    void execute() {
+    template <size_t... codes>
+    friend constexpr auto instructions(std::index_sequence<codes...>);
+    void execute();
+
+    template <Byte code>
+    void instruction() {
         Processor& cpu = now.processor;
-        cpu.busy = 0;
-        Byte code = read(cpu.counter++);
-        int operation = code >> 5;
+        constexpr int operation = code >> 5;
         switch (code) {
             case 0x00: cpu.counter++; interrupt(BRK); break;
             case 0x08: push(cpu.flags); break;
@@ -702,6 +766,19 @@ class Console {
     }
 };
 
+// The functions that execute the instructions, by code.
+template <size_t... codes>
+constexpr auto instructions(std::index_sequence<codes...>) {
+    return std::array{+[](Console& console) { console.instruction<codes>(); }...};
+}
+
+inline void Console::execute() {
+    static constexpr auto table = instructions(std::make_index_sequence<256>());
+    now.processor.busy = 0;
+    Byte code = read(now.processor.counter++);
+    table[code](*this);
+}
+
 }  // namespace
 
 extern "C" {
@@ -713,11 +790,11 @@ Console* Initialize(const char* path) {
     return nullptr;
 }
 Byte* Controller(Console* console, int port) { return &console->pads[port].buttons; }
-Pixel* Screen(Console* console) { return *console->now.picture.screen; }
-Byte* Memory(Console* console) { return console->now.memory; }
+Pixel* Screen(Console* console) { return console->draw(); }
+Byte* Memory(Console* console) { return console->memory(); }
 void Reset(Console* console) { console->reset(); }
-void Step(Console* console) { console->step(); }
-void Backup(Console* console) { console->saved = console->now; }
-void Restore(Console* console) { console->now = console->saved; }
+void Step(Console* console, bool drawing) { console->step(drawing); }
+void Backup(Console* console) { console->backup(); }
+void Restore(Console* console) { console->restore(); }
 void Close(Console* console) { delete console; }
 }

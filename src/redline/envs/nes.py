@@ -28,16 +28,23 @@ class Console:
         if not self._pointer:
             raise OSError(f"{cartridge} is not a cartridge without a mapper, or cannot be read")
         pixels = self._view(self._library.Screen(self._pointer), _SHAPE)
-        self.screen: Any = pixels[:, :, 2::-1]  # (240, 256, 3), RGB
+        self._pixels: Any = pixels[:, :, 2::-1]  # RGB
         self.ram: Any = memoryview(self._view(self._library.Memory(self._pointer), (_RAM_BYTES,)))
         self.pads: Any = [self._view(self._library.Controller(self._pointer, port), (1,)) for port in range(2)]
         self._buttons: Any = memoryview(self.pads[0])
         self.reset()
 
-    def step(self, buttons: int) -> None:
-        """Play one frame."""
+    @property
+    def screen(self) -> Any:
+        """(240, 256, 3) uint8 RGB: the last frame, which is drawn now if it was not before; None once closed."""
+        if self._pointer:
+            self._library.Screen(self._pointer)
+        return self._pixels
+
+    def step(self, buttons: int, draw: bool = True) -> None:
+        """Play one frame; without `draw` in half of the time, if nobody looks at the screen after it."""
         self._buttons[0] = buttons
-        self._library.Step(self._pointer)
+        self._library.Step(self._pointer, draw)
 
     def reset(self) -> None:
         """Press the reset button."""
@@ -55,7 +62,7 @@ class Console:
         """Free the memory that `screen`, `ram` and `pads` show; closing twice does nothing."""
         if self._pointer:
             self._library.Close(self._pointer)
-        self._pointer = self.screen = self.ram = self.pads = self._buttons = None
+        self._pointer = self._pixels = self.ram = self.pads = self._buttons = None
 
     @staticmethod
     def _view(address: int, shape: tuple[int, ...]) -> Any:
@@ -75,7 +82,8 @@ def library() -> Any:
         ("Controller", [pointer, ctypes.c_int], pointer),
         ("Screen", [pointer], pointer),
         ("Memory", [pointer], pointer),
-        *((name, [pointer], None) for name in ("Reset", "Step", "Backup", "Restore", "Close")),
+        ("Step", [pointer, ctypes.c_bool], None),
+        *((name, [pointer], None) for name in ("Reset", "Backup", "Restore", "Close")),
     ):
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, result
