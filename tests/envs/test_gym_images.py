@@ -18,7 +18,7 @@ from redline.core.records import Spec
 from redline.envs import images, make_rules
 from redline.envs.frames import Frames
 from redline.envs.gym_envs import GymEnvs
-from redline.envs.gym_game import GymConfig, GymGame
+from redline.envs.gym_game import GymConfig, GymGame, stacked
 from redline.run import evaluate
 from redline.run.resolve import resolve
 from redline.run.session import Session
@@ -441,6 +441,15 @@ def test_impossible_options_are_refused(options: dict[str, Any], sentence: str) 
 def test_images_of_other_channels_cannot_be_grey() -> None:
     with pytest.raises(UserError, match="4 channels"):
         Frames(toys.Seen(spaces.Box(0, 255, (8, 8, 4), np.uint8)), 1, False, True, 0, 0.0)
+
+
+def test_the_first_frame_of_an_episode_fills_its_stack() -> None:
+    stack, newest = torch.randn(5, 3, 2, 4), torch.randn(5, 2, 4)
+    for start in ([False] * 5, [True, False, False, True, False], [True] * 5):
+        out = stacked(stack, newest, torch.tensor(start))
+        for env, begins in enumerate(start):
+            expected = newest[env].expand(3, 2, 4) if begins else torch.cat([stack[env, 1:], newest[env][None]])
+            assert torch.equal(out[env], expected)
 
 
 def test_vectors_can_be_stacked_too() -> None:

@@ -11,6 +11,15 @@ struct Sums {
     const uint16_t* weight;  // (terms, size)
 };
 
+namespace {
+
+inline void grey_row(const uint8_t* pixel, int64_t width, ptrdiff_t next, ptrdiff_t channel, uint8_t* out) {
+    for (int64_t x = 0; x < width; x++, pixel += next)
+        out[x] = (77 * pixel[0] + 150 * pixel[channel] + 29 * pixel[2 * channel]) >> 8;
+}
+
+}  // namespace
+
 // Write an image (height, width, channels) to `out` (rows.size, columns.size); three channels become grey. `strides` are those of
 // rows, columns and channels in bytes; `scratch` has room for (height + 3) * width bytes and is aligned to two.
 extern "C" void shrink(const uint8_t* image, int64_t height, int64_t width, int64_t channels, const int64_t* strides,
@@ -21,9 +30,10 @@ extern "C" void shrink(const uint8_t* image, int64_t height, int64_t width, int6
     for (int64_t y = 0; y < height; y++) {
         const uint8_t* pixel = image + y * strides[0];
         uint8_t* row = grey + y * width;
-        if (channels == 3)
-            for (int64_t x = 0; x < width; x++, pixel += next)
-                row[x] = (77 * pixel[0] + 150 * pixel[channel] + 29 * pixel[2 * channel]) >> 8;
+        if (channels == 3 && next == 4 && channel == -1)  // words 0x00RRGGBB; with known strides, many pixels at once
+            grey_row(pixel, width, 4, -1, row);
+        else if (channels == 3)
+            grey_row(pixel, width, next, channel, row);
         else
             for (int64_t x = 0; x < width; x++, pixel += next) row[x] = *pixel;
     }
