@@ -18,17 +18,14 @@ from redline.tools.curves import draw, line
 
 def picture(row: dict[str, Any]) -> bytes | None:
     """Return the PNG of a row, None without any curve."""
-    figure, label = (
-        ("win_rate", "games won in training, %") if row["figure"] == "win_rate" else ("score", "score in training")
-    )
-    scale = 100 if figure == "win_rate" else 1
+    points = [run["curve"] for run in row["runs"] if run.get("curve")]
+    wins = row["figure"] == "win_rate" and any("win_rate" in point for curve in points for point in curve)
+    figure, label = ("win_rate", "games won in training, %") if wins else ("score", "score in training")
+    scale = 100 if wins else 1
     curves = []
-    for run in row["runs"]:
-        if not run.get("curve"):
-            continue
-        points = [point for point in run["curve"] if figure in point]
-        steps, values = np.array([[point["env_steps"], scale * point[figure]] for point in points]).T
-        curves.append(line(steps, values))
+    for curve in points:
+        if known := [(point["env_steps"], scale * point[figure]) for point in curve if figure in point]:
+            curves.append(line(*np.array(known).T))
     if not curves:
         return None
     seeds = f"{len(curves)} seeds" if len(curves) > 1 else "one seed"
