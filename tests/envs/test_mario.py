@@ -126,6 +126,29 @@ def test_a_reward_is_the_way_the_clock_and_the_end(old: None) -> None:
     env.close()
 
 
+@pytest.mark.parametrize("state", [1, 2])
+def test_a_jump_is_rewarded_when_mario_lands(old: None, state: int) -> None:
+    del old
+    env = MarioEnv(1, 1)
+    env.reset(seed=0)
+    env.emulator.memory[0x1D] = state  # Mario jumps or falls
+    assert [env.step(RUN)[1] for _ in range(4)] == [0.0] * 4
+    env.emulator.memory[0x1D] = 0
+    assert env.step(RUN)[1] == pytest.approx(5 * 3 / 15)
+    env.emulator.memory[0x1D] = state
+    env.emulator.memory[0x704] = 1  # he swims
+    assert env.step(RUN)[1] == pytest.approx(3 / 15)
+    env.emulator.memory[0x704] = terminated = 0
+    rewards = []
+    while not terminated:
+        _, reward, terminated, _, info = env.step(RUN)
+        rewards.append(reward)
+    assert not info["won"]
+    assert max(rewards) == 0.0, "nothing for a jump into a chasm"
+    assert min(rewards) == rewards[-1] == pytest.approx(-1)
+    env.close()
+
+
 def test_positions_beyond_a_byte_are_whole_numbers(old: None) -> None:
     """Page times 256 plus place: bytes would overflow at 256, and a step back over a page is -1, not 65535."""
     del old
@@ -677,7 +700,7 @@ def test_level_one_is_won() -> None:
         episode_stats.add(vars(envs))
         before, score = score, float(envs.score[0])
         assert 0 <= score - before <= 12
-        assert -1.3 <= envs.reward[0] <= 1.9
+        assert -1.3 <= envs.reward[0] <= 15, "a jump is rewarded as a whole, and none is longer than a screen"
     assert envs.won.all()
     assert envs.terminated.all()
     assert score > 3100

@@ -95,8 +95,8 @@ class MarioGame(GymGame):
 class MarioEnv(gymnasium.Env[Any, Any]):
     """One level, one frame per step. The observation is the emulator's own screen, valid until the next step.
 
-    A reward of 1 is 15 pixels to the right. A count of the clock costs one pixel, death 15, and winning earns 15: with four
-    frames per action the reward lies between -1 and 1, or little beyond.
+    A reward of 1 is 15 pixels to the right. A jump is rewarded when Mario lands: one into a chasm earns nothing, however far
+    it goes. A count of the clock costs one pixel, death 15, and winning earns 15.
 
     While `frame_hidden` is set, frames are not drawn: the observation is None unless the game ends.
 
@@ -125,7 +125,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         self.backplay = snapshot is not None
         if snapshot is not None:
             emulator.reset()
-            self.x, self.furthest, self.record, self.clock, self.idle = snapshot
+            self.x, self.rewarded, self.furthest, self.record, self.clock, self.idle = snapshot
             return emulator.screen, self._info(emulator._get_info()) | {"backplay": True}
         self.snapshot = None
         emulator.begin()
@@ -134,7 +134,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
                 emulator.begin()
                 break
         counters = emulator._get_info()
-        self.x = self.furthest = self.record = counters["x_pos"]
+        self.x = self.rewarded = self.furthest = self.record = counters["x_pos"]
         self.clock, self.idle = counters["time"], 0
         return emulator.screen, self._info(counters)
 
@@ -144,11 +144,13 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         # Version 7.4 returns `done`, version 9 `terminated, truncated`.
         _, _, over, *_, counters = emulator.step(_BUTTONS[action])
         x, clock, won = counters["x_pos"], counters["time"], counters["flag_get"]
-        distance = x - self.x
-        if abs(distance) > _STRIDE:
-            distance, self.record = 0, x
+        if abs(x - self.x) > _STRIDE:
+            self.rewarded = self.record = x
         self.idle = 0 if x > self.record else self.idle + 1
-        pixels = distance + min(clock - self.clock, 0) + (_PRIZE if won else -_PRIZE if over else 0)
+        pixels = min(clock - self.clock, 0) + (_PRIZE if won else -_PRIZE if over else 0)
+        if emulator.is_supported():
+            pixels += x - self.rewarded
+            self.rewarded = x
         self.x, self.clock = x, clock
         self.record, self.furthest = max(self.record, x), max(self.furthest, x)
         truncated = bool(self.patience) and self.idle >= self.patience and not over
@@ -169,7 +171,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
                 self.snapshot = None
         elif not self.backplay and self.frames % self.snapshot_every == 0:
             self.emulator.take_snapshot()
-            self.snapshot = (self.x, self.furthest, self.record, self.clock, self.idle)
+            self.snapshot = (self.x, self.rewarded, self.furthest, self.record, self.clock, self.idle)
 
     def _info(self, counters: Mapping[str, Any]) -> dict[str, Any]:
         x, clock, won = (counters[name] for name in ("x_pos", "time", "flag_get"))
@@ -233,6 +235,11 @@ def _emulator() -> Any:
         def _is_stage_over(self) -> bool:  # as theirs in a tenth of the time: called thrice per frame
             ram = self.ram  # Mario slides down a flagpole, or Bowser is among the enemies
             return bool(ram[0x1D] == 3 and any(kind in (0x2D, 0x31) for kind in ram[0x16:0x1B]))
+
+        def is_supported(self) -> bool:
+            """Return whether Mario stands, climbs, slides down a flagpole or swims: he is not in the middle of a jump."""
+            ram = self.ram
+            return ram[0x1D] not in (1, 2) or ram[0x704] != 0
 
         def _get_reward(self) -> float:
             return 0.0
