@@ -305,6 +305,25 @@ def test_wrapped_view_is_that_of_the_mirrored_board(size: tuple[int, int]) -> No
     assert (snake.observe(config, state)[:, 2].flatten(1).sum(1) == 1).all()
 
 
+@pytest.mark.parametrize(("hunger", "shown"), [(0, 0), (5, 0), (6, 1), (47, 7), (48, 8)])
+def test_hunger_is_shown_at_the_head(hunger: int, shown: int) -> None:
+    board = """
+        . . * .
+        . . . .
+        . 1 2 3
+        . . . .
+    """
+    for view in ("wrapped", "centred"):
+        plain, hungry = (
+            snake.observe(*draw(board, RIGHT, hunger, view=view, show_hunger=show)) for show in (False, True)
+        )
+        head = hungry.shape[2] // 2
+        assert plain[0, 2, head, head] == 0
+        assert hungry[0, 2, head, head] == shown
+        hungry[0, 2, head, head] = 0
+        assert torch.equal(hungry, plain)
+
+
 def test_wrapped_view_without_mirror_leaves_the_food_to_the_left() -> None:
     board = """
         . . * .

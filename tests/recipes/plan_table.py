@@ -67,7 +67,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 def summary(plan: Any) -> dict[str, Any]:
     """Everything a recipe decides, as JSON knows it: lists for tuples."""
     record = plan.describe()
-    names = ("algo", "num_envs", "backplay", "actors", "inference", "compile", "graph", "precision", "phases")
+    names = ("algo", "num_envs", "backplay", "backplay_steps", "actors", "inference")
+    names += ("compile", "graph", "precision", "phases")
     groups = {"env": plan.rules.config, "algo": plan.algo_config}
     values = {name: record[name] for name in names}
     for group, config in groups.items():

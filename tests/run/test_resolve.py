@@ -72,12 +72,18 @@ def test_a_small_board_is_learned_whole() -> None:
 def test_on_a_cpu_ppo_sees_medium_boards_whole_and_large_ones_in_part() -> None:
     medium = resolve(Settings("snake", device="cpu", env_options={"width": 6, "height": 8}))
     assert (medium.rules.config.view, medium.rules.config.mirror) == ("wrapped", False)
-    assert (medium.algo_config.gamma_end, medium.backplay) == (0.999, 0.8)
+    assert (medium.algo_config.gamma_end, medium.backplay, medium.backplay_steps) == (0.999, 0.8, 8)
+    assert medium.rules.config.show_hunger
+    assert medium.rules.config.reward_starve == medium.rules.config.reward_death
+    asked = resolve(Settings("snake", device="cpu", backplay_steps=24, env_options={"show_hunger": False}))
+    assert (asked.backplay_steps, asked.rules.config.show_hunger) == (24, False)
     for options in ({"width": 6, "height": 13}, {"sight": 4}):
         large = resolve(Settings("snake", device="cpu", env_options=options))
         assert (large.rules.config.view, large.rules.config.sight, large.backplay) == ("centred", 4, 0.0)
+        assert large.backplay_steps == 32
     dqn = resolve(Settings("snake", device="cpu", algo="dqn"))
     assert (dqn.rules.config.view, dqn.rules.config.mirror, dqn.backplay) == ("wrapped", False, 0.8)
+    assert (dqn.rules.config.show_hunger, dqn.backplay_steps) == (False, 32)
     pqn = resolve(Settings("snake", device="cpu", algo="pqn"))
     assert (pqn.rules.config.view, pqn.rules.config.sight) == ("centred", 4)
 
@@ -86,7 +92,7 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, device="cuda:0", bf16=True, capability=(9, 0))
     plan = resolve(Settings("snake"))
     assert plan.rules.config.view == "wrapped"
-    convolved: dict[str, Any] = {"net": "cnn", "channels": "64,64,64", "stride": 1, "hidden": "512"}
+    convolved: dict[str, Any] = {"net": "cnn", "channels": "64,128,128", "stride": 2, "hidden": "512"}
     rates = {"learning_rate": 6e-4, "learning_rate_end": 1e-5}
     told = Settings("snake", num_envs=4096, batch_size=16384, algo_options=convolved | rates)
     assert plan.algo_config == resolve(told).algo_config
@@ -98,11 +104,7 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     assert mirrored.rules.config.mirror
     assert [phase.name for phase in mirrored.curriculum.phases] == ["long", "base"]  # type: ignore[union-attr]
     larger = resolve(Settings("snake", env_options={"width": 20, "height": "20"}))
-    assert (larger.algo_config.net, larger.algo_config.channels, larger.algo_config.stride) == (
-        "cnn",
-        (64, 128, 128),
-        2,
-    )
+    assert (larger.algo_config.net, larger.algo_config.channels) == ("cnn", (64, 128, 128))
     assert (larger.num_envs, larger.algo_config.hidden, larger.minutes) == (4096, (512,), 20.0)
     pqn = resolve(Settings("snake", algo="pqn"))
     assert (pqn.algo_config.net, pqn.algo_config.hidden, pqn.num_envs) == ("mlp", (1024, 512), 16_384)

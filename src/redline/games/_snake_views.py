@@ -46,6 +46,14 @@ def wrapped(config: Config, state: State) -> tuple[Tensor, Tensor, Tensor]:
     return ages, ~inside | (ages > 1), food
 
 
+def with_hunger(config: Config, state: State, food: Tensor) -> Tensor:
+    """Return the food (N, S, S) with the snake's hunger at the head, in the middle: 0 to 8, at which it starves."""
+    offset = torch.arange(food.shape[1], dtype=torch.int32, device=food.device) - food.shape[1] // 2
+    head = (offset.view(1, -1, 1) == 0) & (offset.view(1, 1, -1) == 0)
+    eighths = state.hunger.to(torch.int32) * 8 // config.patience
+    return torch.where(head, eighths.view(-1, 1, 1), food.to(torch.int32))
+
+
 def _seen_from(config: Config, state: State, ahead: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column (N, S, S) of the cells that far ahead of the heads and to their right."""
     down, right = (x.view(-1, 1, 1) for x in direction(state.heading.to(torch.int32)))

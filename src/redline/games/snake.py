@@ -34,7 +34,7 @@ from redline.games._snake_grid import (
     row_column,
 )
 from redline.games._snake_start import Body, coiled, straight
-from redline.games._snake_views import body_links, centred, mirrored, planes, wrapped
+from redline.games._snake_views import body_links, centred, mirrored, planes, with_hunger, wrapped
 
 VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
 
@@ -46,7 +46,7 @@ PALETTE = (  # name and colour of each cell value
 )
 
 # Options with which people play; those of what an agent sees are the usual ones.
-HUMAN = {"view": "planes", "mirror": True, "sight": 0}
+HUMAN = {"view": "planes", "mirror": True, "sight": 0, "show_hunger": False}
 
 # Options that may change while training: they enter tensor arithmetic only.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
@@ -69,6 +69,7 @@ class Config:
     sight: int = (
         0  # cells the centred view reaches in each direction, 0: the whole board; food beyond shows at its edge
     )
+    show_hunger: bool = False  # seen from the head, show there how many eighths of the moves to starvation have passed
     reward_food: float = 1.0  # for every food
     reward_death: float = -1.0  # when the game is lost
     reward_win: float = 5.0  # on top of the last food
@@ -118,7 +119,7 @@ class Config:
 
 
 class State(NamedTuple):
-    """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 105."""
+    """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 107."""
 
     ages: Tensor  # (N, V) int32: moves until each cell is free, 0 free; V words of four cells, above 127 cells of two
     head: Tensor  # (N,) int16: cell of the head
@@ -131,7 +132,7 @@ class State(NamedTuple):
     key: Tensor  # (N,) int32: random stream of the episode
 
 
-HIDDEN = ("tail", "free", "length", "hunger", "key")  # fields that no observation reads: replay does not store them
+HIDDEN = ("tail", "free", "length", "key")  # fields that no observation reads: replay does not store them
 
 
 def spec(config: Config) -> Spec:
@@ -222,8 +223,10 @@ def observe(config: Config, state: State) -> Tensor:
     dtype = spec(config).obs_dtype
     if config.view == "planes":
         return planes(config, state, dtype)
-    board = (wrapped if config.view == "wrapped" else centred)(config, state)
-    return torch.stack([plane.to(dtype) for plane in board], 1)
+    ages, deadly, food = (wrapped if config.view == "wrapped" else centred)(config, state)
+    if config.show_hunger:
+        food = with_hunger(config, state, food)
+    return torch.stack([plane.to(dtype) for plane in (ages, deadly, food)], 1)
 
 
 def plane_fields(config: Config) -> tuple[str, ...]:

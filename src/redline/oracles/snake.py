@@ -163,8 +163,14 @@ class Oracle:
                 [[int(cell == self.body[0]) for cell in line] for line in board],
                 [[int(cell == self.food) for cell in line] for line in board],
             ]
-        if self.config.view == "wrapped":
-            return self._wrapped(age)
+        seen = self._wrapped(age) if self.config.view == "wrapped" else self._centred(age)
+        if self.config.show_hunger:
+            middle = len(seen[2]) // 2  # the head
+            seen[2][middle][middle] = self.hunger * 8 // self.config.patience
+        return seen
+
+    def _centred(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
+        """Return the cells within sight, heading up; food beyond shows at the edge."""
         reach = self.config.sight or max(self.config.width, self.config.height) - 1
         down, right = MOVES[self.heading]
         shown = None  # where the food is seen: rows ahead, columns aside, at the edge if it lies beyond

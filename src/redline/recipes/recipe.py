@@ -12,7 +12,7 @@ from redline.engine.fast import DEFAULT_OPTIONS, CompilerOptions
 from redline.games import Game
 
 # Settings of the run; `env.*` are the environment's, all others the algorithm's. `minutes` hold if no limit is requested.
-RUN_SETTINGS = ("num_envs", "backplay", "inference", "minutes")
+RUN_SETTINGS = ("num_envs", "backplay", "backplay_steps", "inference", "minutes")
 
 
 class ByClass(NamedTuple):

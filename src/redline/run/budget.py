@@ -84,8 +84,8 @@ class Budget:
 
 
 def seconds_left(progress: float, training_seconds: float) -> float | None:
-    """The expected seconds to the end at the pace so far; None before anything can be said."""
-    return training_seconds * max(1 / progress - 1, 0) if progress > 0 and training_seconds > 0 else None
+    """The expected seconds to the end at the pace so far; None in the first second, when most steps were made before it."""
+    return training_seconds * max(1 / progress - 1, 0) if progress > 0 and training_seconds >= 1 else None
 
 
 def next_chunk(chunk: int, seconds: float, log_seconds: float = 1.0) -> int:

@@ -207,7 +207,7 @@ def _measure_states(plan: Plan, num_envs: int) -> tuple[int, int]:
     evaluate = obs.nbytes + _peak(plan, lambda: learner.select_actions(policy_input))
     collect = evaluate
     if not rules.game.ON_CPU:
-        collector = DeviceCollector(rules, learner, envs, plan.backplay, plan.settings.backplay_steps)
+        collector = DeviceCollector(rules, learner, envs, plan.backplay, plan.backplay_steps)
         collect = _peak(plan, collector.step)
     learner.close()
     return collect, evaluate

@@ -46,6 +46,7 @@ class Plan:
     threads: int  # of torch on the CPU; 0: as torch chooses
     minutes: float | None
     backplay: float
+    backplay_steps: int
     actors: int
     inference: str
     run_dir: Path
@@ -114,6 +115,7 @@ class Plan:
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "threads": self.threads, "minutes": self.minutes}
         decided |= {"curriculum": self.curriculum is not None, "backplay": self.backplay}
+        decided |= {"backplay_steps": self.backplay_steps}
         decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         if self.ranks.size > 1:

@@ -32,7 +32,7 @@ _CACHE = "compiled"  # name of the file that remembers compiled plans
 _WAIT = 10.0  # seconds in which the process must begin a function for the run to wait for it
 _PATIENCE = 1800.0  # seconds after which the process must hang
 # Parts of a plan that depend on the state of the machine, such as its free memory, and would come out differently.
-_DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "threads", "backplay")
+_DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "threads", "backplay", "backplay_steps")
 
 
 class Precompilation:
@@ -120,7 +120,14 @@ def _key(plan: Plan, skip: tuple[str, ...] = ()) -> str:
     Torch alone decides what it takes from that folder. Where the key is too coarse, functions are compiled when called.
     """
     settings = plan.settings
-    switches = [plan.threads, plan.backplay, settings.fused_optimizer, settings.inference_mode, settings.compile_mode]
+    switches = [
+        plan.threads,
+        plan.backplay,
+        plan.backplay_steps,
+        settings.fused_optimizer,
+        settings.inference_mode,
+        settings.compile_mode,
+    ]
     phases = plan.curriculum.describe() if plan.curriculum else []
     code = [(str(path), path.stat().st_mtime_ns) for path in _sources(plan)]
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")

@@ -67,6 +67,7 @@ def resolve(settings: Settings) -> Plan:
         "algo": chosen_algo,
         "num_envs": num_envs,
         "backplay": backplay,
+        "backplay_steps": _requested_or(settings.backplay_steps, recommended.get("backplay_steps", _BACKPLAY_STEPS)),
         "precision": _choose_precision(settings.precision, machine),
         "compile": _choose_compile(settings.compile, machine, game.ON_CPU),
         "graph": _choose_graph(settings.graph, machine),
@@ -99,6 +100,9 @@ def resolve(settings: Settings) -> Plan:
     )
     check_network(plan)
     return plan
+
+
+_BACKPLAY_STEPS = Setting(32, "long enough for most losses to be avoidable", "default")
 
 
 def _requested_or(value: Any, recommended: Setting) -> Setting:

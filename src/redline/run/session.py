@@ -100,7 +100,7 @@ class Session:
             staged_rows=plan.settings.staged_rows,
             pin_memory=plan.settings.pin_memory,
             backplay=plan.backplay,
-            backplay_steps=plan.settings.backplay_steps,
+            backplay_steps=plan.backplay_steps,
         )
         self.collector = make_collector(
             options, rules, envs, self.learner, plan.algo, own.algo_config, plan.device, self._fast, notify
