@@ -33,6 +33,7 @@ from redline.run.settings import ALGO_SHORTHANDS, DEFAULT_MINUTES, Settings
 
 _MANY_CORES = 8  # from which processes that step at the same time pay for shorter steps, too
 _SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
+_BACKPLAY_STEPS = Setting(32, "long enough for most losses to be avoidable", "default")
 
 
 def resolve(settings: Settings) -> Plan:
@@ -100,9 +101,6 @@ def resolve(settings: Settings) -> Plan:
     )
     check_network(plan)
     return plan
-
-
-_BACKPLAY_STEPS = Setting(32, "long enough for most losses to be avoidable", "default")
 
 
 def _requested_or(value: Any, recommended: Setting) -> Setting:
