@@ -80,6 +80,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def rate(value: float) -> str:
+    """Return a fraction in per cent, with two decimals where little is missing to all."""
+    return f"{100 * value:.{2 if 0.99 <= value < 1 else 1}f} %"
+
+
 def span(values: list[float], text: Callable[[float], str]) -> str:
     low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low} to {high}"
@@ -96,7 +101,7 @@ def agents(file: Record) -> Iterator[Row]:
             continue
         figure = row["figure"]
         unit = {"win_rate": "won", "score_mean": "mean score", "score_censored": "score per game over"}[figure]
-        text = percent if figure == "win_rate" else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
+        text = rate if figure == "win_rate" else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
         same = (ROOT / card).exists() and row["command"] in (ROOT / card).read_text(encoding="utf-8")
@@ -108,7 +113,9 @@ def agents(file: Record) -> Iterator[Row]:
         result = f"{text(seeds['iqm'])} {unit}"
         if len(runs) > 2:  # two seeds tell nothing about others
             result += f" ({text(seeds['low'])} to {text(seeds['high'])})"
-        result += f"; {seeds['reached']} of {len(row['runs'])} reach {text(row['bar'])}" if "reached" in seeds else ""
+        if "reached" in seeds:
+            bar = percent(row["bar"]) if figure == "win_rate" else text(row["bar"])
+            result += f"; {seeds['reached']} of {len(row['runs'])} reach {bar}"
         result += f"; {failed} failed" if failed else ""
         wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]
         result += f"; {span(wins, lambda x: f'{x:,.0f}')} steps a win" if wins else ""

@@ -65,7 +65,7 @@ def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None
     (tmp_path / "agents-h200.json").write_text(json.dumps(record))
     page = script.page(tmp_path)
     assert (
-        "| Snake 10x10, PPO: `redline train snake`, 3 seeds, 4,096 games each | 99.5 % won (99.0 % to 100.0 %); "
+        "| Snake 10x10, PPO: `redline train snake`, 3 seeds, 4,096 games each | 99.50 % won (99.00 % to 100.0 %); "
         in page
     )
     assert (
@@ -74,7 +74,7 @@ def test_agents_have_rows_and_curves(script: ModuleType, tmp_path: Path) -> None
     (alone,) = script.agents(record | {"rows": {"a": row | {"runs": [run | {"curve": []}]}}})
     assert not alone.picture
     assert alone.what.endswith("one seed, 4,096 games")
-    assert alone.result.startswith("99.5 % won; ")  # no interval
+    assert alone.result.startswith("99.50 % won; ")  # no interval
     assert "![Learning curves: Snake 10x10, PPO](images/learning-no-such-agent.png)" in page
 
 
