@@ -27,12 +27,12 @@ def plan_of(folder: Path, **chosen: Any) -> module.Plan:
 
 
 @pytest.mark.parametrize(
-    ("replay", "each", "parts"), [("device", 21 * 17 / 16 + 8.5, 2), ("pinned", 32, 3), ("memmap", 32, 2)]
+    ("replay", "each", "parts"), [("device", 23 * 17 / 16 + 8.5, 2), ("pinned", 32, 3), ("memmap", 32, 2)]
 )
 def test_auto_takes_a_part_of_what_is_free(
     replay: str, each: float, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A State of 16 ages, two cells of 2 bytes and a heading has 21 bytes."""
+    """A State of 16 ages, two cells and a hunger of 2 bytes and a heading has 23 bytes."""
     monkeypatch.setattr(hardware, "free_bytes", lambda _: 1_000_000)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000}))
     plan = plan_of(tmp_path / "not" / "there", replay=replay, replay_capacity="auto")

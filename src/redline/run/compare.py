@@ -17,7 +17,7 @@ from redline.run.evaluate import Evaluation, evaluate_net
 from redline.run.statistics import bootstrap_runs, iqm
 
 _GAMES = ("scores", "lengths", "wins", "game_over", "finished")  # fields of an Evaluation
-_VIEW = ("view", "mirror", "sight", "show_action")  # options that change the observation, not the rules
+_VIEW = ("view", "mirror", "sight", "show_hunger", "show_action")  # options that change the observation, not the rules
 
 
 def evaluate_runs(
