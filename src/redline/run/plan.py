@@ -114,8 +114,8 @@ class Plan:
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "threads": self.threads, "minutes": self.minutes}
-        decided |= {"curriculum": self.curriculum is not None, "backplay": self.backplay}
-        decided |= {"backplay_steps": self.backplay_steps}
+        decided |= {"curriculum": self.curriculum is not None}
+        decided |= {"backplay": self.backplay, "backplay_steps": self.backplay_steps}
         decided |= {"actors": self.actors, "inference": self.inference if self.actors else None}
         decided |= {k: v for k, v in dataclasses.asdict(self.algo_config).items() if k in settings}
         if self.ranks.size > 1:

@@ -120,14 +120,8 @@ def _key(plan: Plan, skip: tuple[str, ...] = ()) -> str:
     Torch alone decides what it takes from that folder. Where the key is too coarse, functions are compiled when called.
     """
     settings = plan.settings
-    switches = [
-        plan.threads,
-        plan.backplay,
-        plan.backplay_steps,
-        settings.fused_optimizer,
-        settings.inference_mode,
-        settings.compile_mode,
-    ]
+    switches: list[Any] = [plan.threads, plan.backplay, plan.backplay_steps]
+    switches += [settings.fused_optimizer, settings.inference_mode, settings.compile_mode]
     phases = plan.curriculum.describe() if plan.curriculum else []
     code = [(str(path), path.stat().st_mtime_ns) for path in _sources(plan)]
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")

@@ -87,9 +87,7 @@ class Settings:
     drop_oldest: bool = False  # overwrite steps that the learner has not read in time; otherwise actors wait
     rank_timeout: float = 600.0  # seconds that a rank waits for the others before it gives up (torchrun)
     backplay: float | None = None  # fraction of episodes that start shortly before the last loss; not counted in scores
-    backplay_steps: int | None = (
-        None  # steps before the loss, at least; at most twice as many; default: the recipe's, or 32
-    )
+    backplay_steps: int | None = None  # steps before the loss, up to twice as many; default: the recipe's, or 32
     curriculum: bool | None = (
         None  # change environment options as training progresses; default: if the recipe has phases
     )
