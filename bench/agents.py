@@ -126,11 +126,11 @@ def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, A
     run = {"seed": seed, "options": options, "commit": machine["commit"], "date": machine["date"]}
     started = time.monotonic()
     try:
-        trained, cpu_seconds = _redline("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
+        trained, cpu_seconds = redline_json("train", *words, "--eval-episodes", "0", "--run-dir", str(folder))
         run |= {"wall_seconds": time.monotonic() - started, "cpu_seconds": cpu_seconds}
         how = ["--max-steps", str(row.max_steps)] if row.max_steps else []
         how += ["--device", "cpu"] if "cpu" in options else []
-        played, _ = _redline("eval", str(folder), "--episodes", str(row.games), *how)
+        played, _ = redline_json("eval", str(folder), "--episodes", str(row.games), *how)
         figures = {key: trained.get(key) for key in _TRAINED} | {key: played.get(key) for key in _PLAYED}
         return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
     except subprocess.CalledProcessError as error:
@@ -145,7 +145,7 @@ def machine_of(options: list[str]) -> dict[str, Any]:
     return describe_machine("cpu" if "cpu" in options else "auto")
 
 
-def _redline(*words: str) -> tuple[dict[str, Any], float]:
+def redline_json(*words: str) -> tuple[dict[str, Any], float]:
     """Run a command of Redline; return its JSON and its CPU seconds: beside other work, wall-clock means little."""
     command = [sys.executable, "-m", "redline", *words, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

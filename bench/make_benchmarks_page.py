@@ -270,11 +270,13 @@ def prioritized_gain(file: Record) -> Iterator[Row]:
         runs = [run for run in file["runs"] if run["prioritized"] is kind]
         scores = [run["score_mean"] for run in runs]
         reached = [run["steps_to_score"] for run in runs if run["steps_to_score"]]
-        result = f"{statistics.mean(scores):.1f} lines ({span(scores, lambda x: f'{x:.1f}')}); "
-        result += f"{file['score']} lines in training from {span(reached, quantity)} steps on, " if reached else ""
+        result = f"{statistics.mean(scores):.1f} {file['unit']} ({span(scores, lambda x: f'{x:.1f}')}); "
+        result += (
+            f"{file['score']} {file['unit']} in training from {span(reached, quantity)} steps on, " if reached else ""
+        )
         result += f"{span([run['cpu_seconds'] for run in runs], lambda x: f'{x:.0f}')} CPU seconds"
         steps, samples = (quantity(runs[0][key]) for key in ("env_steps", "samples_trained"))
-        what = f"Tetris 6x12 with DQN on afterstates, {steps} steps, {samples} samples, "
+        what = f"{file['title']}, {steps} steps, {samples} samples, "
         what += f"{'prioritized' if kind else 'uniform'} replay, {len(runs)} seeds, {file['episodes']} games each"
         yield Row(LEARNING, what, result)
 

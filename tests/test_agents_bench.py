@@ -92,7 +92,7 @@ def test_runs_together_are_all_under_way_at_once(
 
 def test_a_command_that_fails_raises(script: ModuleType) -> None:
     with pytest.raises(subprocess.CalledProcessError, match="status 2"):
-        script._redline("list", "--no-such-option")
+        script.redline_json("list", "--no-such-option")
 
 
 def test_an_exception_starts_no_more_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_an_exception_starts_no_more_seeds(script: ModuleType, tmp_path: Path, m
 def test_results_that_cannot_be_read_are_an_error_of_the_run(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "_redline", lambda *_: ({}, 1.0))
+    monkeypatch.setattr(script, "redline_json", lambda *_: ({}, 1.0))
     assert "FileNotFoundError" in script.train("snake-10x10-ppo", 0, [], tmp_path / "none")["error"]
 
 

@@ -13,7 +13,7 @@ from bench_scripts import load_script
 
 def test_both_kinds_learn_from_as_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, out = load_script("prioritized_gain"), tmp_path / "runs.json"
-    monkeypatch.setattr(script, "EPISODES", 2)
+    monkeypatch.setitem(script.TASKS, "tetris", script.TASKS["tetris"]._replace(episodes=2))
     arguments = ["prioritized_gain.py", "--seeds", "0", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*arguments, "--", "--steps", "8000"])
     script.main()
@@ -31,5 +31,5 @@ def test_a_score_counts_when_enough_games_have_it() -> None:
     records = [{"env_steps": step, "episodes": games, "score": score} for step, games, score in (
         (1, 99, 50.0), (2, 0, 0.0), (3, 100, 1.0), (4, 60, 12.0), (5, 60, 10.0), (6, 60, 11.0),
     )]  # fmt: skip
-    assert script.steps_to_score(records) == 5
-    assert script.steps_to_score(records[:3]) is None
+    assert script.steps_to_score(records, 10, 100) == 5
+    assert script.steps_to_score(records[:3], 10, 100) is None
