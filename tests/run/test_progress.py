@@ -226,3 +226,15 @@ def test_nothing_is_formatted_that_is_not_there(stream: Stream) -> None:
     progress.close()
     assert "foods -  loss -" in stream.getvalue()
     assert "left -" in stream.getvalue()
+
+
+def test_the_first_games_of_an_evaluation_give_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DOT_SECONDS", 0.0)
+    with Progress("snake · ppo", "foods", file=Stream()) as progress:
+        progress.start_activity("Evaluating")
+        progress.count(1, 100, "games")
+        assert progress.detail == "1 of 100 games"
+        progress.count(10, 100, "games")
+        assert re.fullmatch(r"10 of 100 games, about .* left", progress.detail)
+        progress.count(100, 100, "games")
+        assert progress.detail == "100 of 100 games"

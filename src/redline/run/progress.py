@@ -220,10 +220,13 @@ class Progress:
         return self._seconds | {self._activity: spent}
 
     def count(self, done: int, total: int, unit: str) -> None:
-        """Show how much of the activity is done."""
+        """Show how much of the activity is done, and the time left once there is enough to go by.
+
+        Games that start together end together: the first few say little about the rest.
+        """
         self._fraction, self._detail = done / total, f"{done:,} of {total:,} {unit}"
         elapsed = time.monotonic() - self._activity_started
-        if elapsed > _DOT_SECONDS and 0 < done < total:
+        if elapsed > _DOT_SECONDS and total <= 10 * done < 10 * total:
             self._detail += f", about {duration(elapsed * (total - done) / done)} left"
 
     def show(self, record: dict[str, Any], fraction: float | None, seconds_left: float | None) -> None:
