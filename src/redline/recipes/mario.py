@@ -14,8 +14,8 @@ _RUN: Table = {
     "env.show_action": Setting(True, "a jump needs the button released first, and the screen does not show it"),
 }
 
-# With these and `_ppo_many_cores`, and actors that choose their own actions, nine of ten games reached the flag after a
-# quarter of an hour on 16 cores and a GPU, when jumps were still rewarded in the air.
+# With these and `_ppo_many_cores`, nine of ten games reached the flag after a quarter of an hour on 16 cores and a GPU, when
+# the actors chose their own actions and jumps were still rewarded in the air.
 _STABLE = "as much as the policy can take with many epochs"
 _PPO: Table = {
     "gamma": Setting(0.95, "the outcome of a jump shows within a second"),
@@ -51,8 +51,6 @@ def settings(request: Request) -> dict[str, Setting]:
     """Return settings for the emulator's screen; PPO and DQN have their own, and more games where there are many cores."""
     rows = _RUN | image_settings(request, channels=3)
     many_cores = request.hardware.tier != "cpu-few"
-    if request.on_gpu:
-        rows["inference"] = Setting("actors", "as in the measured run: no actor waits for the device")
     if request.algo == "ppo":
         rows |= _PPO | (_ppo_many_cores(request.hardware.cores) if many_cores else {})
     elif request.algo == "dqn":
