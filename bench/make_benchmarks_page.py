@@ -93,6 +93,14 @@ def span(values: list[float], text: Callable[[float], str]) -> str:
 # ---- learning
 
 
+AGENT_UNITS = {
+    "win_rate": "won",
+    "lowest_win_rate": "won of the level that is won least",
+    "score_mean": "mean score",
+    "score_censored": "score per game over",
+}
+
+
 def agents(file: Record) -> Iterator[Row]:
     """Return a row for each agent of a file that bench/agents.py wrote."""
     for name, row in file["rows"].items():
@@ -100,8 +108,9 @@ def agents(file: Record) -> Iterator[Row]:
         if not runs:
             continue
         figure = row["figure"]
-        unit = {"win_rate": "won", "score_mean": "mean score", "score_censored": "score per game over"}[figure]
-        text = rate if figure == "win_rate" else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
+        unit = AGENT_UNITS[figure]
+        is_rate = figure.endswith("win_rate")
+        text = rate if is_rate else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
         same = (ROOT / card).exists() and row["command"] in (ROOT / card).read_text(encoding="utf-8")
@@ -114,9 +123,11 @@ def agents(file: Record) -> Iterator[Row]:
         if len(runs) > 2:  # two seeds tell nothing about others
             result += f" ({text(seeds['low'])} to {text(seeds['high'])})"
         if "reached" in seeds:
-            bar = percent(row["bar"]) if figure == "win_rate" else text(row["bar"])
+            bar = percent(row["bar"]) if is_rate else text(row["bar"])
             result += f"; {seeds['reached']} of {len(row['runs'])} reach {bar}"
         result += f"; {failed} failed" if failed else ""
+        for level in runs[0].get("levels", ()):
+            result += f"; {level} {span([run['levels'][level]['win_rate'] for run in runs], rate)}"
         wins = [run["steps_per_win"] for run in runs if run["steps_per_win"]]
         result += f"; {span(wins, lambda x: f'{x:,.0f}')} steps a win" if wins else ""
         result += f"; {quantity(statistics.mean(run['env_steps'] for run in runs))} env-steps"

@@ -25,7 +25,7 @@ def script() -> ModuleType:
 def test_every_row_is_a_command(script: ModuleType) -> None:
     for row in script.ROWS.values():
         parse("train", cli.COMMANDS.load("train"), row.words.split())
-        assert row.figure in ("win_rate", "score_mean", "score_censored")
+        assert row.figure in load_script("make_benchmarks_page").AGENT_UNITS
 
 
 def test_seeds_are_added_and_the_best_is_kept(
@@ -123,6 +123,15 @@ def test_results_that_cannot_be_read_are_an_error_of_the_run(
 ) -> None:
     monkeypatch.setattr(script, "redline_json", lambda *_: ({}, 1.0))
     assert "FileNotFoundError" in script.train("snake-10x10-ppo", 0, [], tmp_path / "none")["error"]
+
+
+def test_the_lowest_win_rate_is_that_of_the_worst_level(script: ModuleType) -> None:
+    figures = {"episodes": 100, "score_mean": 3000.0, "score_low": 2900.0}
+    played = {"1-1": figures | {"win_rate": 0.98}, "1-3": figures | {"win_rate": 0.4}}
+    by_level = script.by_level(played)
+    assert by_level["lowest_win_rate"] == 0.4
+    assert by_level["levels"]["1-1"] == {"episodes": 100, "score_mean": 3000.0, "win_rate": 0.98}
+    assert script.by_level({}) == {}
 
 
 def test_the_curve_weighs_points_by_their_games(script: ModuleType, tmp_path: Path) -> None:
