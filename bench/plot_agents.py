@@ -19,7 +19,7 @@ from redline.tools.curves import draw, line
 def picture(row: dict[str, Any]) -> bytes | None:
     """Return the PNG of a row, None without any curve."""
     points = [run["curve"] for run in row["runs"] if run.get("curve")]
-    wins = row["figure"] == "win_rate" and any("win_rate" in point for curve in points for point in curve)
+    wins = row["figure"].endswith("win_rate") and any("win_rate" in point for curve in points for point in curve)
     figure, label = ("win_rate", "games won in training, %") if wins else ("score", "score in training")
     scale = 100 if wins else 1
     curves = []
