@@ -1,6 +1,6 @@
 """Redline's bare command beside Stable-Baselines3 with rl-zoo's settings, on the same CPU seconds.
 
-    python bench/gym_envs.py --out bench/results/gymnasium-cpu.json [--envs Taxi-v4,...] [--seeds 0,1,2] [--sb3-seeds 0]
+    python bench/gym_envs.py --out FILE [--envs Taxi-v4,...] [--seeds 0,1,2] [--sb3-seeds 0]
 
 Each `redline train gym:ID` gets the steps of ENVS, far fewer than two cores play in three minutes. The CPU seconds of its
 process, imports and start included, are the budget of SB3's PPO and DQN: wall-clock means little on a machine with other
@@ -12,10 +12,8 @@ Results are added to the file, so that a measurement can be made in parts. MiniG
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -158,9 +156,9 @@ def main() -> None:
         return
     os.environ |= {"OMP_NUM_THREADS": "1"}
     record = json.loads(options.out.read_text()) if options.out.exists() else {"runs": []}
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
-    record |= {"date": f"{datetime.date.today()}", "commit": commit, "hardware": machine}
+    from redline.tools.bench import describe_machine  # only here: an import costs SB3's processes a part of their budget
+
+    record |= describe_machine("cpu")
 
     def add(system: str, name: str, seed: int, result: dict[str, Any]) -> None:
         run = {"system": system, "env": name, "seed": seed, "solved_from": ENVS[name][1], **result}

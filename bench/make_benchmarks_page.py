@@ -770,6 +770,7 @@ def exports(file: Record) -> Iterator[Row]:
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "gymnasium-cpu": gymnasium_envs,
+    "gymnasium-xeon": gymnasium_envs,
     "collect-mario-cpu": collecting,
     "collect-mario-profiled-cpu": collecting,
     "collect-rings-cpu": rings,

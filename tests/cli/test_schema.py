@@ -162,5 +162,5 @@ def test_the_default_algorithm_is_that_of_the_recipe() -> None:
 
     machine = hardware.detect(torch.device("cpu"))
     for name in (*games.names(), "gym:CartPole-v1"):
-        chosen = recipes.choose_algo(load_game(name), {}, machine)
+        chosen = recipes.choose_algo(recipes.Request(load_game(name), machine))
         assert catalog.default_algorithm(name) == chosen.value

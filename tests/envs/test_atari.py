@@ -66,8 +66,8 @@ def test_sixteen_cores_play_many_games(algo: str, sizes: tuple[int, int]) -> Non
 @pytest.mark.parametrize(("device", "algo"), [("cuda:0", "dqn"), ("cpu", "ppo")])
 def test_replay_is_chosen_on_gpus(device: str, algo: str) -> None:
     machine = dataclasses.replace(H200, device=device)
-    assert recipes.choose_algo(load_game("gym:ALE/Pong-v5"), {}, machine).value == algo
-    assert recipes.choose_algo(load_game("gym:CartPole-v1"), {}, machine).value == "ppo"
+    assert recipes.choose_algo(recipes.Request(load_game("gym:ALE/Pong-v5"), machine)).value == algo
+    assert recipes.choose_algo(recipes.Request(load_game("gym:CartPole-v1"), machine)).value == "ppo"
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,50 @@ def test_a_failure_after_a_while_is_left_to_the_run() -> None:
 
     breaks = Breaks(spaces.Box(-8, 8, (1,), np.float32), np.full(1, 2, np.float32))
     assert random_play.play(ArrayWrapper(breaks, "toy"), "toy").obs_scale == (0.5,)
+
+
+class Costs(Shows):
+    """Pays `rewards` step by step, the last one for ever; truncated every five steps, terminated at step `end`."""
+
+    def __init__(self, *rewards: float, end: int = 0) -> None:
+        super().__init__(spaces.Box(0, 1, (1,), np.float32), np.ones(1, np.float32))
+        self.rewards, self.end, self.steps, self.episodes = rewards, end, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.episodes += 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.steps += 1
+        reward = self.rewards[min(self.steps, len(self.rewards)) - 1]
+        return self.shown, reward, self.steps == self.end, self.steps % 5 == 0, {}
+
+
+def are_constant(env: Costs) -> bool:
+    return random_play.costs_are_constant(ArrayWrapper(env, "toy"))
+
+
+def test_costs_are_constant_where_random_play_reaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_play, "_LONG_STEPS", 100)
+    env = Costs(-0.5)
+    assert are_constant(env)
+    assert (env.steps, env.episodes) == (100, 20 + 1)
+    assert not are_constant(Costs(-1.0, end=60)), "a goal is reached"
+    assert not are_constant(Costs(*[-1.0] * 60, -2.0)), "some steps cost more"
+    assert not are_constant(Costs(1.0)), "surviving is rewarded: episodes that end early are worse"
+    assert not are_constant(Costs(0.0)), "nothing is known of a goal, and nothing drives the agent away"
+
+
+def test_costs_are_unknown_of_environments_that_are_slow_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Breaks(Costs):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if self.steps == 50:
+                raise ZeroDivisionError("oh")
+            return super().step(action)
+
+    assert not are_constant(Breaks(-1.0))
+    monkeypatch.setattr(random_play, "_LONG_SECONDS", 0.0)
+    slow = Costs(-1.0)
+    assert not are_constant(slow)
+    assert slow.steps == 1

@@ -36,6 +36,14 @@ def test_a_number_of_states_is_a_table_of_values() -> None:
     assert plan("gym:ToyBoth-v0").settings.algo == "ppo", "a state and two numbers"
 
 
+def test_replay_explores_where_random_play_reaches_nothing() -> None:
+    chosen = plan("gym:MountainCar-v0")
+    assert chosen.settings.algo == "dqn"
+    assert "every step of random play costs the same" in str(chosen.provenance["algo"].reason)
+    assert plan("gym:MountainCar-v0", actors=1).settings.algo == "ppo", "nothing is played in this process"
+    assert plan("gym:MountainCar-v0", algo="ppo").settings.algo == "ppo"
+
+
 def test_vectors_are_scaled_and_screens_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(plan("gym:CartPole-v1").rules.config.obs_scale) == 4
     assert plan("gym:CartPole-v1", env_options={"obs_scale": "2"}).rules.config.obs_scale == (2.0,)

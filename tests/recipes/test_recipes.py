@@ -189,7 +189,7 @@ def test_a_game_from_outside_brings_its_recipe(outside: Path) -> None:
     assert (settings["num_envs"].value, settings["gamma"].value) == (77, 0.5)
     assert settings["gamma"].source == "recipe outside_games.toy_recipe"
     assert settings["batch_size"].source == "default for tensor games on cpu-few"
-    assert recipes.choose_algo(game, {}, plan_table.MACHINES["cpu-few"]).value == "dqn"
+    assert recipes.choose_algo(recipes.Request(game, plan_table.MACHINES["cpu-few"])).value == "dqn"
     assert recipe.curriculum(None)[0].name == "short"
 
 

@@ -164,6 +164,11 @@ class GymGame:
         kind: Any = type(self)
         return _random_play(kind, self.name, config)
 
+    def costs_are_constant(self, config: GymConfig) -> bool:
+        """Return whether each of many random steps costs the same and none reaches an end; they are played once."""
+        kind: Any = type(self)
+        return _costs_are_constant(kind, self.name, config)
+
     def announced_scale(self, config: GymConfig) -> tuple[float, ...]:
         """Return the scale of observations that follows from the spaces, without playing."""
         with env_activity.calling(env_activity.MAKING):
@@ -259,3 +264,9 @@ def _obs_scale(config: GymConfig, bounds: np.ndarray[Any, Any]) -> tuple[float, 
 def _random_play(kind: Any, name: str, config: GymConfig) -> RandomPlay:
     with env_activity.calling(env_activity.MAKING):
         return random_play.play(kind(name).make(config), name)
+
+
+@functools.lru_cache(maxsize=64)
+def _costs_are_constant(kind: Any, name: str, config: GymConfig) -> bool:
+    with env_activity.calling(env_activity.MAKING):
+        return random_play.costs_are_constant(kind(name).make(config))

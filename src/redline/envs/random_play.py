@@ -15,6 +15,8 @@ from redline.envs.gym_make import failure
 _STEPS = 256
 _LEAST_STEPS = 64  # an environment that fails later is for the run to report
 _SECONDS = 1.0  # after which fewer steps have to do
+_LONG_STEPS = 20_000  # of `costs_are_constant`; in Acrobot, 15,000 bring the first success
+_LONG_SECONDS = 5.0
 _TIMED_STEPS = 16  # the fastest of these groups of steps counts: another process may disturb some of them
 LARGE = 1e6  # bounds beyond this say nothing about usual values
 _BEYOND_BOUND = 4.0  # a bounded number may be scaled to this at its bound: usual values often are a fraction of it
@@ -60,6 +62,30 @@ def play(env: ArrayWrapper, name: str) -> RandomPlay:
         return RandomPlay(min(map(statistics.fmean, groups)), _obs_scale(env, rms))
     except (Exception, SystemExit) as error:
         raise failure(name, "the first steps", error) from error
+    finally:
+        env.close()
+
+
+def costs_are_constant(env: ArrayWrapper) -> bool:
+    """Return whether each of many random steps costs the same and none reaches an end; close the environment.
+
+    Such an environment is MountainCar: random play never gets to the flag, and all its episodes have the same return. False
+    where an environment fails, or is too slow to find out: the run itself will tell of failures.
+    """
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        started, cost = time.perf_counter(), None
+        for _ in range(_LONG_STEPS):
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            cost = reward if cost is None else cost
+            if terminated or reward >= 0 or reward != cost or time.perf_counter() - started > _LONG_SECONDS:
+                return False
+            if truncated:
+                env.reset()
+        return True
+    except (Exception, SystemExit):
+        return False
     finally:
         env.close()
 

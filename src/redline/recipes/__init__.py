@@ -5,7 +5,7 @@ environments that only a CPU can step. A recipe adds to these what suits one env
 
     settings(request: Request) -> dict[str, Setting]     required
     ALGO: Setting                                        the algorithm to train with, unless another is requested
-    choose_algo(game, env_options, hardware) -> Setting  the same, where it depends on environment or hardware
+    choose_algo(request: Request) -> Setting             the same, where it depends on environment or hardware
     curriculum(config) -> tuple[Phase, ...]              environment options that change as training progresses
     COMPILER: CompilerOptions                            how to compile the game
 
@@ -26,12 +26,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from redline.core.errors import UserError
-from redline.core.records import Hardware
 from redline.core.registry import Registry, defines
 from redline.engine.fast import CompilerOptions
 from redline.games import Game
@@ -84,14 +82,14 @@ def _beside(path: str) -> Path:
     return Path(path).with_name(f"{Path(path).stem}_recipe.py")
 
 
-def choose_algo(game: Game, env_options: Mapping[str, Any], hardware: Hardware) -> Setting:
-    """Return the algorithm to train `game` with unless another is requested. env_options: requested values, by name."""
-    recipe = find(game.name)
-    algo = recipe.choose_algo(game, env_options, hardware) if recipe.choose_algo else recipe.algo
+def choose_algo(request: Request) -> Setting:
+    """Return the algorithm to train with unless another is requested."""
+    recipe = find(request.game.name)
+    algo = recipe.choose_algo(request) if recipe.choose_algo else recipe.algo
     if algo is not None:
         return dataclasses.replace(algo, source=f"recipe {recipe.name}")
-    default = cpu_envs.ALGO if game.ON_CPU else tensor_games.ALGO
-    return dataclasses.replace(default, source=_default(game))
+    default = cpu_envs.ALGO if request.game.ON_CPU else tensor_games.ALGO
+    return dataclasses.replace(default, source=_default(request.game))
 
 
 def collect(request: Request) -> dict[str, Setting]:

@@ -1,22 +1,20 @@
 """Recipe for Gymnasium environments (`gym:ID`), from what the environment shows: its observations and random play.
 
 - The observation is one of n states: a table of values, learned by DQN.
+- Random play costs the same at every step and never reaches a goal, as in MountainCar: DQN.
 - Large images: the usual preprocessing, and a network for pixels. Atari has the field's own, and more games at once.
 - All others, vectors and small boards: every number is scaled to about 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import spaces
 
-from redline.core.records import Hardware
 from redline.envs import atari
 from redline.envs.frames import is_image
 from redline.envs.gym_make import PREFIX, EnvInfo, probe
-from redline.games import Game
 from redline.recipes import cpu_envs
 from redline.recipes.recipe import ByClass, Request, Setting, Table, by_device, per_core
 
@@ -82,18 +80,23 @@ def image_settings(request: Request, channels: int) -> dict[str, Setting]:
     return rows | (dict(_IMAGE_NETWORK) if request.algo in _IMAGE_ALGOS else {})
 
 
-def choose_algo(game: Game, env_options: Mapping[str, Any], hardware: Hardware) -> Setting:
-    """Return DQN for tables of states, and on a GPU for Atari, else the default for CPU environments."""
-    if _is_table(_look(game, env_options)):
+def choose_algo(request: Request) -> Setting:
+    """Return DQN for tables of states, for goals that random play never reaches, and on a GPU for Atari; else PPO."""
+    if _is_table(_look(request)):
         return Setting("dqn", "the observation is one of a number of states: replay fills a table of their values")
-    if atari.is_atari(game.name) and hardware.kind == "cuda":
-        return Setting("dqn", "a GPU learns from each frame many times: replay needs fewer of them than PPO")
+    if atari.is_atari(request.game.name):
+        if request.on_gpu:
+            return Setting("dqn", "a GPU learns from each frame many times: replay needs fewer of them than PPO")
+        return cpu_envs.ALGO
+    game: Any = request.game
+    if request.may_play and game.costs_are_constant(game.Config(**request.env_options)):
+        return Setting("dqn", "every step of random play costs the same, which teaches PPO nothing")
     return cpu_envs.ALGO
 
 
 def settings(request: Request) -> dict[str, Setting]:
     """Return settings for a table of states, for large images, or for any other observation."""
-    env = _look(request.game, request.env_options)
+    env = _look(request)
     if is_image(env.observation_space) and min((env.observation_space.shape or ())[:2]) >= _LARGE_IMAGE:
         return _large_image(request, env)
     rows: dict[str, Setting] = {}
@@ -112,8 +115,8 @@ def settings(request: Request) -> dict[str, Setting]:
     return rows
 
 
-def _look(game: Game, env_options: Mapping[str, Any]) -> EnvInfo:
-    return probe(game.name.removeprefix(PREFIX), env_options.get("kwargs"))
+def _look(request: Request) -> EnvInfo:
+    return probe(request.game.name.removeprefix(PREFIX), request.env_options.get("kwargs"))
 
 
 def _is_table(env: EnvInfo) -> bool:

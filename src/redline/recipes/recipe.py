@@ -89,7 +89,7 @@ class Request:
 
     game: Game  # a tensor game, or a CPU environment in its place (`game.ON_CPU`)
     hardware: Hardware
-    algo: str
+    algo: str = ""  # empty while it is being chosen
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # requested values, by option name
     algo_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     may_play: bool = True  # a CPU environment may be played in this process: it is not known to end or hang it
@@ -122,5 +122,5 @@ class Recipe:
     settings: Callable[[Request], dict[str, Setting]] = _no_settings  # over the defaults of the environment's kind
     curriculum: Callable[[Any], tuple[Phase, ...]] = _no_phases  # from the environment's Config
     algo: Setting | None = None  # the algorithm to train with, unless another is requested
-    choose_algo: Callable[[Game, Mapping[str, Any], Hardware], Setting] | None = None  # the same, from game and options
+    choose_algo: Callable[[Request], Setting] | None = None  # the same, from environment and hardware
     compiler: CompilerOptions = DEFAULT_OPTIONS

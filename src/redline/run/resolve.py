@@ -125,7 +125,10 @@ def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Alg
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
     if before := _algo_before(settings):
         return algos.load(before), Setting(before, "the run began with it", HARDWARE)
-    recommended = recipes.choose_algo(game, options.parse(game.Config, settings.env_options, "env."), machine)
+    env_options = options.parse(game.Config, settings.env_options, "env.")
+    recommended = recipes.choose_algo(
+        recipes.Request(game, machine, env_options=env_options, may_play=settings.actors is None)
+    )
     names = [n for n in (*ALGO_SHORTHANDS, "preset") if getattr(settings, n) not in (None, False)]
     lacking = [name for name in names if not _has(algos.load(recommended.value), name)]
     if not lacking:
