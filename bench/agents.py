@@ -110,6 +110,20 @@ ROWS = {
     "pong": Row("gym:ALE/Pong-v5 --algo dqn --minutes 9", "Atari Pong, DQN", "score_mean", 19, 100),
     "cartpole": Row("gym:CartPole-v1 --steps 50k --threads 1", "CartPole-v1, PPO", "score_mean", 475, 100, CORES),
     "acrobot": Row("gym:Acrobot-v1 --steps 80k --threads 1", "Acrobot-v1, PPO", "score_mean", -100, 100, CORES),
+    "lunarlander": Row(
+        "gym:LunarLander-v3 --steps 300k --threads 1", "LunarLander-v3, PPO", "score_mean", 200, 100, CORES
+    ),
+    "mountaincar": Row("gym:MountainCar-v0 --steps 100k --threads 1", "MountainCar-v0, DQN", "score_mean", -110, 100, CORES),
+    "taxi": Row("gym:Taxi-v4 --steps 50k --threads 1", "Taxi-v4, DQN", "score_mean", 7, 1000, CORES),
+    "frozenlake": Row("gym:FrozenLake-v1 --steps 50k --threads 1", "FrozenLake-v1, DQN", "score_mean", 0.7, 1000, CORES),
+    "minigrid-empty-5x5": Row(
+        "gym:minigrid:MiniGrid-Empty-5x5-v0 --steps 25k --threads 1", "MiniGrid-Empty-5x5, PPO", "score_mean", 0.9, 100,
+        CORES,
+    ),
+    "minigrid-doorkey-5x5": Row(
+        "gym:minigrid:MiniGrid-DoorKey-5x5-v0 --steps 100k --threads 1", "MiniGrid-DoorKey-5x5, PPO", "score_mean", 0.9,
+        100, CORES,
+    ),
 }  # fmt: skip
 
 CURVE_POINTS = 40

@@ -156,7 +156,8 @@ def main() -> None:
         return
     os.environ |= {"OMP_NUM_THREADS": "1"}
     record = json.loads(options.out.read_text()) if options.out.exists() else {"runs": []}
-    from redline.tools.bench import describe_machine  # only here: an import costs SB3's processes a part of their budget
+    # Imported here only: SB3's processes would lose a part of their budget.
+    from redline.tools.bench import describe_machine
 
     record |= describe_machine("cpu")
 

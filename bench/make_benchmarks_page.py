@@ -711,9 +711,10 @@ def inference(file: Record) -> Iterator[Row]:
 
 def mario_ablation(file: Record) -> Iterator[Row]:
     """Rows of `bench/mario_ablation.py`."""
+    options = f" (`{' '.join(file['options'])}`)" if file.get("options") else ""
     for row in file["rows"]:
-        setting = "all settings" if row["variant"] == "none" else f"{row['variant']} set back"
-        run = f"{quantity(row['env_steps'])} decisions, {setting}, seed {row['seed']}"
+        setting = "the recipe" if row["variant"] == "none" else f"earlier {row['variant']}"
+        run = f"{quantity(row['env_steps'])} decisions{options}, {setting}, seed {row['seed']}"
         result = f"flag in {percent(row['greedy_flags'])} of games, sampled {percent(row['sampled_flags'])}"
         result += f", furthest x {row['greedy_x']:,.0f}"
         yield Row(LEARNING, f"Super Mario Bros. {file['level']} with PPO, {run}", result)
@@ -770,7 +771,6 @@ def exports(file: Record) -> Iterator[Row]:
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "gymnasium-cpu": gymnasium_envs,
-    "gymnasium-xeon": gymnasium_envs,
     "collect-mario-cpu": collecting,
     "collect-mario-profiled-cpu": collecting,
     "collect-rings-cpu": rings,

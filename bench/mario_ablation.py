@@ -1,6 +1,6 @@
-"""Which of the settings that made Mario learn matters: each is set back alone, everything else as the bare command has it.
+"""Which of the settings that made Mario learn matters: one at a time gets its earlier value, all others are the recipe's.
 
-python bench/mario_ablation.py --steps 600k --parallel 4 --out mario-ablation.json [--only gamma,ema] [--seeds 1] [--level 1-1]
+    python bench/mario_ablation.py --steps 600k --parallel 4 --out FILE [--only gamma,ema] [--seeds 1] [-- OPTIONS]
 
 Runs of equal steps are compared, so that `--parallel` runs may share the cores. Results are added to an --out file that
 exists, and rows it has are not repeated: the table may be made in several calls.
@@ -21,7 +21,7 @@ from typing import Any
 
 from redline.tools.bench import describe_machine
 
-# What each was in the runs that did not learn.
+# The earlier values: those of the runs that did not learn.
 VARIANTS = {
     "none": [],
     "gamma": ["--ppo.gamma", "0.97"],
@@ -35,7 +35,9 @@ VARIANTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(VARIANTS), help="settings to set back, separated by commas")
+    parser.add_argument(
+        "--only", default=",".join(VARIANTS), help="settings that get their earlier value, separated by commas"
+    )
     parser.add_argument("--level", default="1-1")
     parser.add_argument("--steps", default="600k", help="decisions of a run")
     parser.add_argument("--minutes", type=float, help="stop a run after this time")
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, which share the cores")
     parser.add_argument("--episodes", type=int, default=100, help="games of each evaluation")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("options", nargs="*", help="more options of redline train, after --")
+    parser.add_argument("options", nargs="*", help="more options of redline train for all runs, after --")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in VARIANTS]:
@@ -61,11 +63,12 @@ def main() -> None:
                     "level": arguments.level,
                     "steps": arguments.steps,
                     "sticky": 0.25,
+                    "options": arguments.options,
                     "rows": rows,
                 }
                 arguments.out.write_text(json.dumps(record, indent=1) + "\n")
             print(f"done: {row['variant']}, seed {row['seed']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
-    print(f"{'set back':12} seed  decisions  flags greedy  sampled  in training  furthest x greedy")
+    print(f"{'earlier':12} seed  decisions  flags greedy  sampled  in training  furthest x greedy")
     for row in rows:
         print(
             f"{row['variant']:12} {row['seed']:4}  {row['env_steps']:9,}  {row['greedy_flags']:12.0%}  "
@@ -79,7 +82,7 @@ def play(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         command = ["train", f"mario:{arguments.level}", "--env.sticky", "0.25", "--run-dir", run, "--seed", str(seed)]
-        command += ["--steps", arguments.steps, "--eval-episodes", "0", *VARIANTS[name], *arguments.options]
+        command += ["--steps", arguments.steps, "--eval-episodes", "0", *arguments.options, *VARIANTS[name]]
         if arguments.minutes:
             command += ["--minutes", str(arguments.minutes)]
         if arguments.parallel > 1:

@@ -85,7 +85,7 @@ def test_inference_and_the_ablation_have_rows(script: ModuleType) -> None:
     assert results == ["9 k frames/s", "6.4 k frames/s", "7.2 k frames/s"]
     run = {"variant": "gamma", "seed": 1, "env_steps": 600_000, "greedy_flags": 0.5, "sampled_flags": 0.75}
     (row,) = script.mario_ablation({"level": "1-1", "rows": [run | {"greedy_x": 2000.0}]})
-    assert row.what == "Super Mario Bros. 1-1 with PPO, 600 k decisions, gamma set back, seed 1"
+    assert row.what == "Super Mario Bros. 1-1 with PPO, 600 k decisions, earlier gamma, seed 1"
     assert row.result == "flag in 50.0 % of games, sampled 75.0 %, furthest x 2,000"
 
 

@@ -19,7 +19,7 @@ from redline.tools.pack import folder_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = sorted((ROOT / "examples" / "agents").iterdir())
-NEEDS = {"mario": "gym_super_mario_bros", "gym:ALE": "ale_py"}
+NEEDS = {"mario": "gym_super_mario_bros", "gym:ALE": "ale_py", "gym:LunarLander": "Box2D", "gym:minigrid": "minigrid"}
 
 every_agent = pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: folder.name)
 
