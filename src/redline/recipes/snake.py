@@ -42,10 +42,10 @@ _UNMIRRORED: Table = {
     "backplay": Setting(0.8, "practises the ends of long games more often than their easy beginnings"),
 }
 
-# PPO won 85 % of the backplayed games that started 32 moves before a loss, at every point of training. When they started 8
-# moves before, with hunger shown, it lost 0.01 instead of 0.50 % of 6x6 games after 4 M steps (two seeds). On 8x8 it lost 0.1
-# to 0.4 % after 10 M steps with a starvation penalty of 1, and 0.1 to 12 % with a penalty of 5 (three seeds). With backplay
-# from 8 moves and hunger shown, DQN filled 18 instead of 93 % of 6x6 boards (one seed).
+# From 85 % of the positions 32 moves before a loss, PPO never lost again. With backplay from 8 moves before, and hunger shown,
+# it lost 0.01 instead of 0.50 % of 6x6 games after 4 M steps (two seeds). On 8x8 it lost 0.1 to 0.4 % after 10 M steps with a
+# starvation penalty of 1, and 0.1 to 12 % with a penalty of 5 (three seeds). With backplay from 8 moves and hunger shown, DQN
+# filled 18 instead of 93 % of 6x6 boards (one seed).
 _WRAPPED_PPO: Table = {
     "env.show_hunger": Setting(by_device(cpu=True), "a snake that goes in circles sees that its time runs out"),
     "env.reward_starve": Setting(
