@@ -1,25 +1,25 @@
 """Recipes: the settings that train well, by environment, algorithm and class of hardware.
 
-Every environment starts from the defaults of its kind: `tensor_games.py` for games of tensors, `cpu_envs.py` for
-environments that only a CPU can step. A recipe adds to these what suits one environment. It is a module with
+Every environment starts from the defaults for its kind: `tensor_games.py` for tensor games, `cpu_envs.py` for
+environments that only a CPU can step. A recipe adds the settings that suit one environment. It is a module with
 
     settings(request: Request) -> dict[str, Setting]     required
     ALGO: Setting                                        the algorithm to train with, unless another is requested
-    choose_algo(request: Request) -> Setting             the same, where it depends on environment or hardware
+    choose_algo(request: Request) -> Setting             the same, if it depends on environment or hardware
     curriculum(config) -> tuple[Phase, ...]              environment options that change as training progresses
     COMPILER: CompilerOptions                            how to compile the game
 
-Names of settings: `num_envs`, `backplay`, `inference` and `minutes` are the run's, `env.NAME` is an option of the
-environment, and any other name is an option of the algorithm (`request.algo`).
+Names of settings: `num_envs`, `backplay`, `inference` and `minutes` are options of the run, `env.NAME` is an option of
+the environment, and any other name is an option of the algorithm (`request.algo`).
 
 Recipes are found in this order:
 
 1. by the environment's name (`snake`), or the part before its colon (`mario:1-2`; `gym:ID` is `gymnasium`), among the
    modules of this folder and the entry points of `redline.recipes`;
-2. for a game from outside, `my_package.twenty48`, in the file beside it: `my_package/twenty48_recipe.py`.
+2. for an external game, `my_package.twenty48`, in the file beside it: `my_package/twenty48_recipe.py`.
 
-An environment without a recipe trains with the defaults of its kind; an algorithm that these do not mention trains with
-the defaults of its Config.
+An environment without a recipe trains with the defaults for its kind; an algorithm not listed there trains with the
+defaults of its Config.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from redline.recipes.recipe import Phase, Recipe, Request, Setting, for_hardware
 __all__ = ["Phase", "Recipe", "Request", "Setting", "choose_algo", "collect", "compiler_options", "find", "names"]
 
 _NAMES = {"gym": "gymnasium"}  # by the part of an environment's name before the colon
-# A recipe chooses these together with a network: whoever requests another network gets none of them.
+# A recipe chooses these to suit its network; they are dropped if the user requests another network.
 _WITH_NETWORK = ("net", "hidden", "channels", "stride", "num_envs", "batch_size", "learning_rate", "learning_rate_end")
 
 
@@ -66,7 +66,7 @@ names, failures, load, refresh = _registry.names, _registry.failures, _registry.
 
 
 def find(env: str) -> Recipe:
-    """Return the recipe of the environment called `env`; an empty one if nobody wrote any."""
+    """Return the recipe of the environment called `env`, or an empty recipe if there is none."""
     kind = env.partition(":")[0]
     for name in (env, _NAMES.get(kind, kind)):
         if name in names():
@@ -78,7 +78,7 @@ def find(env: str) -> Recipe:
 
 
 def _beside(path: str) -> Path:
-    """Return the file in which a game from outside may bring its recipe."""
+    """Return the file that may hold the recipe of an external game."""
     return Path(path).with_name(f"{Path(path).stem}_recipe.py")
 
 
@@ -93,7 +93,7 @@ def choose_algo(request: Request) -> Setting:
 
 
 def collect(request: Request) -> dict[str, Setting]:
-    """Return all recommended settings by name: the defaults of the environment's kind, then those of its recipe."""
+    """Return all recommended settings by name: the defaults for the environment's kind, overridden by its recipe."""
     kind = cpu_envs if request.game.ON_CPU else tensor_games
     source = f"{_default(request.game)} on {request.hardware.tier}"
     settings = _from(kind.settings(request), request, source)

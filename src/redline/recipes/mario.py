@@ -9,29 +9,29 @@ from redline.recipes.recipe import Request, Setting, Table
 ALGO = cpu_envs.ALGO
 
 _RUN: Table = {
-    "backplay": Setting(0.5, "replays the moments before a death more often than the way there"),
-    "env.frame_skip": Setting(4, "people decide no faster"),
-    "env.show_action": Setting(True, "a jump needs the button released first, and the screen does not show it"),
+    "backplay": Setting(0.5, "practises the moments before a death more often than the way there"),
+    "env.frame_skip": Setting(4, "people do not decide faster either"),
+    "env.show_action": Setting(True, "a jump needs the button released first, and the screen does not show its state"),
 }
 
-# With these and `_ppo_many_cores`, nine of ten games reached the flag after a quarter of an hour on 16 cores and a GPU, when
-# the actors chose their own actions and jumps were still rewarded in the air.
-_STABLE = "as much as the policy can take with many epochs"
+# With these and `_ppo_many_cores`, nine of ten games reached the flag after a quarter of an hour on 16 cores and a GPU. At
+# that time actors chose their own actions and jumps were still rewarded in the air.
+_STABLE = "the largest change per update at which training with many epochs stays stable"
 _PPO: Table = {
     "gamma": Setting(0.95, "the outcome of a jump shows within a second"),
     "learning_rate": Setting(2.5e-4, _STABLE),
     "learning_rate_end": Setting(5e-5, "late in training every jump counts"),
     "target_kl": Setting(0.04, _STABLE),
-    "ema_decay": Setting(0.998, "averaged weights play more steadily than those that explore"),
+    "ema_decay": Setting(0.998, "averaged weights play more consistently than the latest weights"),
 }
 
-_DQN: Table = EMULATOR_DQN | {"gamma": _PPO["gamma"], "n_step": Setting(5, "a jump lasts about that many decisions")}
+_DQN: Table = EMULATOR_DQN | {"gamma": _PPO["gamma"], "n_step": Setting(5, "a jump lasts about five decisions")}
 
 
 def _dqn_many_cores(cores: int) -> dict[str, Setting]:
     games = 4 * max(2, cores - 1)
     return {
-        "num_envs": Setting(games, "four for each playing core share a forward pass"),
+        "num_envs": Setting(games, "four per core that plays, to share a forward pass"),
         "batch_size": Setting(min(512, 16 * games), "emulators are slow: learn from each step about sixteen times"),
         "updates": Setting(max(1, games // 30), "emulators are slow: learn from each step about sixteen times"),
     }
@@ -40,15 +40,15 @@ def _dqn_many_cores(cores: int) -> dict[str, Setting]:
 def _ppo_many_cores(cores: int) -> dict[str, Setting]:
     games = 4 * max(2, cores - 1)
     return {
-        "num_envs": Setting(games, "four for each playing core share a forward pass"),
-        "rollout_steps": Setting(64, "longer than any jump; many games at once vary more than long ones"),
+        "num_envs": Setting(games, "four per core that plays, to share a forward pass"),
+        "rollout_steps": Setting(64, "longer than any jump; short rollouts of many games are more varied"),
         "batch_size": Setting(games * 64 // 6, "a sixth of a rollout"),
         "epochs": Setting(5, "emulators are slow: learn from each step many times"),
     }
 
 
 def settings(request: Request) -> dict[str, Setting]:
-    """Return settings for the emulator's screen; PPO and DQN have their own, and more games where there are many cores."""
+    """Return settings for the emulator's images; PPO and DQN add their own, and more games if there are many cores."""
     rows = _RUN | image_settings(request, channels=3)
     many_cores = request.hardware.tier != "cpu-few"
     if request.algo == "ppo":

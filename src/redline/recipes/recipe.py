@@ -1,4 +1,4 @@
-"""The vocabulary of recipes: a setting with its reason, tables by class of hardware, phases of a curriculum, a recipe."""
+"""The types of recipes: a setting with its reason, tables by class of hardware, phases of a curriculum, a recipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redline.core.records import Hardware
 from redline.engine.fast import DEFAULT_OPTIONS, CompilerOptions
 from redline.games import Game
 
-# Settings of the run; `env.*` are the environment's, all others the algorithm's. `minutes` hold if no limit is requested.
+# Settings of the run; `env.*` belong to the environment, all others to the algorithm. `minutes` applies without a budget.
 RUN_SETTINGS = ("num_envs", "backplay", "backplay_steps", "inference", "minutes")
 
 
 class ByClass(NamedTuple):
-    """One value for each class of hardware; UNSET leaves the option as it is."""
+    """One value for each class of hardware; UNSET does not set the option."""
 
     cpu_few: Any
     cpu_many: Any
@@ -29,12 +29,12 @@ UNSET = object()
 
 
 def by_device(cpu: Any = UNSET, gpu: Any = UNSET) -> ByClass:
-    """One value for every CPU and one for every GPU."""
+    """Return a table with one value for CPUs and one for GPUs."""
     return ByClass(cpu, cpu, gpu, gpu, gpu)
 
 
 def per_core(at_least: int) -> Callable[[Hardware], int]:
-    """As many as the machine has cores, and never fewer than `at_least`."""
+    """Return a function of Hardware: the number of cores, or `at_least` if that is larger."""
     return lambda hardware: max(at_least, hardware.cores)
 
 
@@ -42,7 +42,8 @@ def per_core(at_least: int) -> Callable[[Hardware], int]:
 class Setting:
     """The value of one option, the reason for it in one phrase, and where it came from.
 
-    In a recipe's table value and reason may be `ByClass`, and the value a function of Hardware; `for_hardware` picks.
+    In a recipe's table, value and reason may be `ByClass`, and the value may be a function of Hardware; `for_hardware`
+    resolves them.
     """
 
     value: Any
@@ -50,7 +51,7 @@ class Setting:
     source: str = ""  # filled in by `recipes.collect`
 
     def describe(self) -> dict[str, Any]:
-        """Value, source and reason, as stored in config.json."""
+        """Return value, source and reason, as stored in config.json."""
         return {"value": self.value, "source": self.source, "reason": self.reason}
 
 
@@ -79,20 +80,20 @@ class Phase:
     options: Mapping[str, Any]
 
     def describe(self) -> dict[str, Any]:
-        """The phase as written in a curriculum file."""
+        """Return the phase in the format of a curriculum file."""
         return {"name": self.name, "from": self.start, "to": self.end, "env": dict(self.options)}
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that settings depend on."""
+    """The inputs from which a recipe chooses settings."""
 
-    game: Game  # a tensor game, or a CPU environment in its place (`game.ON_CPU`)
+    game: Game  # a tensor game or a CPU environment (`game.ON_CPU`)
     hardware: Hardware
     algo: str = ""  # empty while it is being chosen
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # requested values, by option name
     algo_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    may_play: bool = True  # a CPU environment may be played in this process: it is not known to end or hang it
+    may_play: bool = True  # a CPU environment may be stepped in this process and is not known to crash or hang it
 
     @property
     def on_gpu(self) -> bool:
@@ -116,10 +117,10 @@ def _no_settings(request: Request) -> dict[str, Setting]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What trains well in one environment."""
+    """The settings, curriculum and compiler options for one environment."""
 
-    name: str = ""  # empty: nobody wrote a recipe for this environment
-    settings: Callable[[Request], dict[str, Setting]] = _no_settings  # over the defaults of the environment's kind
+    name: str = ""  # empty: there is no recipe for this environment
+    settings: Callable[[Request], dict[str, Setting]] = _no_settings  # override the defaults for the environment's kind
     curriculum: Callable[[Any], tuple[Phase, ...]] = _no_phases  # from the environment's Config
     algo: Setting | None = None  # the algorithm to train with, unless another is requested
     choose_algo: Callable[[Request], Setting] | None = None  # the same, from environment and hardware

@@ -9,23 +9,23 @@ ALGO = Setting("ppo", "learns from fresh experience, and a tensor game makes tha
 _FILL_GPU = "enough games to keep a GPU of this size busy"
 _WIDE_ON_GPU = "a GPU multiplies wider layers at little cost"
 _MATMULS = "matrix products take most of a CPU's time"
-_MORE_CORES = "more cores multiply wider layers as fast"
+_MORE_CORES = "with more cores, wider layers are as fast"
 _WIDTH = ByClass(_MATMULS, _MORE_CORES, _WIDE_ON_GPU, _WIDE_ON_GPU, _WIDE_ON_GPU)
 
-# For each option: CPU of up to 4 cores, CPU with more; GPU below 10 GB, up to 30 GB, above.
+# Classes in each ByClass: CPUs with up to 4 cores, CPUs with more; GPUs below 10 GB, up to 30 GB, above.
 _DQN: Table = {
     "num_envs": Setting(
         ByClass(2_048, 4_096, 4_096, 8_192, 16_384),
         ByClass(
-            "hides the cost of a call and still fits the cache of a few cores",
-            "hides the cost of a call; twice as many as for a few cores",
+            "hides the overhead of a call and still fits in the cache of a few cores",
+            "hides the overhead of a call; twice as many as for a few cores",
             *[_FILL_GPU] * 3,
         ),
     ),
     "batch_size": Setting(
         ByClass(512, 1_024, 4_096, 8_192, 16_384),
         by_device(
-            cpu="a quarter of the steps played: on a CPU one sample to learn from costs as much as four steps",
+            cpu="a quarter of the steps played: on a CPU, learning from a sample costs as much as four steps",
             gpu="one large matrix product is faster than many small ones",
         ),
     ),
@@ -53,7 +53,7 @@ _ON_POLICY: Table = {
         by_device(cpu=3, gpu=2),
         by_device(
             cpu="playing takes most of a CPU's time: learn from each step three times",
-            gpu="new games cost little here: playing more beats more epochs",
+            gpu="playing costs little on a GPU: more steps are better than more epochs",
         ),
     ),
 }
@@ -65,7 +65,7 @@ _PPO: Table = _ON_POLICY | {
 _PQN: Table = _ON_POLICY | {
     "hidden": Setting(
         ByClass((64, 64), (64, 64), (128, 128), (128, 128), (256, 256)),
-        "narrower than PPO's: normalizing a layer costs as much as its matrix product",
+        "narrower than for PPO: normalizing a layer costs as much as its matrix product",
     ),
 }
 
@@ -74,5 +74,5 @@ _ANY_ALGORITHM: Table = {"num_envs": _ON_POLICY["num_envs"]}
 
 
 def settings(request: Request) -> dict[str, Setting]:
-    """Return the defaults for any tensor game; for an algorithm without a table only the number of games."""
+    """Return the defaults for any tensor game; for an algorithm without a table, only the number of games."""
     return dict(_TABLES.get(request.algo, _ANY_ALGORITHM))
