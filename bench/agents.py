@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redline.core.errors import UserError
 from redline.run.statistics import bootstrap, iqm
 from redline.tools.bench import describe_machine
 from redline.tools.pack import pack
@@ -230,7 +231,10 @@ def add(row: dict[str, Any], run: dict[str, Any], folder: Path, keep: Path | Non
     if keep and "error" not in run:
         ended = (other for other in others if "error" not in other)
         if all(value(row, run) >= value(row, other) for other in ended):
-            pack(folder, keep)
+            try:
+                pack(folder, keep)
+            except (OSError, UserError) as error:  # the figures of this run and of the others must not be lost
+                print(f"{folder.name} was not kept: {error}", file=sys.stderr)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from redline import cli
 from redline.cli.parse import parse
 from redline.run.agent import load_agent
 from redline.run.run_folder import read_config
+from redline.run.trust import outside_code
 from redline.tools import watch
 from redline.tools.pack import folder_bytes
 
@@ -34,7 +35,8 @@ def test_it_is_small_and_described(folder: Path) -> None:
     parse("train", cli.COMMANDS.load("train"), shlex.split(command[1]))
     assert command[1].split()[0] == read_config(folder)["env"]
     assert re.search(r"^\| mean [a-z ]+ \| -?\d[^|]* held-out games", card, re.MULTILINE)
-    assert f"redline watch examples/agents/{folder.name}\n" in card
+    trust = " --trust" if outside_code(read_config(folder)) else ""
+    assert f"redline watch examples/agents/{folder.name}{trust}\n" in card
 
 
 @every_agent
@@ -43,7 +45,7 @@ def test_it_plays_on_a_cpu(folder: Path) -> None:
     for start, module in NEEDS.items():
         if env.startswith(start):
             pytest.importorskip(module)
-    agent = load_agent(folder, "cpu")
+    agent = load_agent(folder, "cpu", trust=True)
     assert agent.evaluate(4, max_steps=256)["total_score"] != 0
     if watch.why_not_drawn(agent.rules):  # a package that draws this environment is missing
         return

@@ -13,10 +13,12 @@ from bench_scripts import load_script
 from redline.core.errors import UserError
 from redline.run.agent import load_agent
 from redline.run.checkpoint import Checkpoints
+from redline.run.run_folder import read_config
 from redline.run.settings import from_words
 from redline.run.train import train
 from redline.tools import pack
 from redline.tools.export import collect_samples
+from redline.tools.model_card import model_card
 
 TINY = {"steps": "1024", "num_envs": "16", "compile": "false", "eval_episodes": "0", "device": "cpu", "threads": "1"}
 PPO = {"ppo.rollout_steps": "16", "ppo.batch_size": "64", "ppo.ema_decay": "0.9", "log_seconds": "0.01"}
@@ -48,6 +50,18 @@ def test_it_has_the_weights_of_the_policy_only(words: dict[str, str], needed: st
     assert torch.equal(agent.net(*samples), trained.net(*samples))
     assert agent.env_steps == trained.env_steps
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json*"))  # nobody's folders are shown
+
+
+def test_an_agent_of_a_users_environment_is_packed_without_the_signature(tmp_path: Path) -> None:
+    folder, out = tmp_path / "run", tmp_path / "packed"
+    train(from_words("gym:toys:ToyMatch-v0", TINY | {"run_dir": str(folder)}))
+    packed = pack.pack(folder, out)
+    assert "signature" not in read_config(out)
+    card = model_card(packed, {"run": "packed"})
+    assert "redline watch packed --trust\nredline eval packed --trust --device cpu\n" in card
+    assert "allows loading the module 'toys'" in card
+    with pytest.raises(UserError, match="does not carry your signature"):
+        load_agent(out, "cpu")
 
 
 def test_metrics_are_thinned(cnn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

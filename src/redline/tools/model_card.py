@@ -8,6 +8,7 @@ from typing import Any
 
 from redline.run.agent import Agent
 from redline.run.progress import quantity
+from redline.run.trust import outside_code
 from redline.tools.wording import checkpoint_name, per_game_over
 
 
@@ -19,7 +20,7 @@ def model_card(agent: Agent, exported: dict[str, Any]) -> str:
     lines += [f"Trained with Redline for {quantity(agent.env_steps)} steps."]
     lines += ["", "| | |", "|---|---|", *_facts(agent, exported), ""]
     lines += ["## Files", "", *_files(exported), ""] if "file" in exported else []
-    lines += ["## Use", "", *_usage(exported), "", "## Settings", ""]
+    lines += ["## Use", "", *_usage(exported, outside_code(config)), "", "## Settings", ""]
     settings = {
         key: config[key] for key in ("env", "env_options", "algo", "algo_options", "num_envs", "seed", "precision")
     }
@@ -83,10 +84,11 @@ def _files(exported: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _usage(exported: dict[str, Any]) -> list[str]:
+def _usage(exported: dict[str, Any], outside: list[str]) -> list[str]:
     if "file" not in exported:
-        run = exported["run"]
-        return ["```bash", f"redline watch {run}", f"redline eval {run} --device cpu", "```"]
+        run, trust = exported["run"], " --trust" * bool(outside)
+        reason = ["", f"`--trust` allows loading {' and '.join(outside)}."] if outside else []
+        return ["```bash", f"redline watch {run}{trust}", f"redline eval {run}{trust} --device cpu", "```", *reason]
     name = Path(exported["file"]).name
     if exported["format"] == "onnx":
         code = [

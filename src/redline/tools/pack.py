@@ -69,7 +69,7 @@ def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: st
     if result := read_result(run):
         result |= {"run": f"runs/{out.name}"}
         write_json(out / RESULT, {key: value for key, value in result.items() if key != "settings"})
-    packed = load_agent(out, "cpu")
+    packed = load_agent(out, "cpu", trust=True)  # it names the same code as `run`, which was loaded already
     if not int8 and not rank and not _same_scores(agent, packed, samples):
         raise UserError(f"The packed agent in {out} does not play like the one in {run}; please report it.")
     return packed
