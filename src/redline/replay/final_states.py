@@ -29,7 +29,7 @@ class FinalStates:
     def slots_for(rows: int, kept: int | None, episode_limit: int) -> int:
         """Return the number of slots per environment for `kept` States, plus one for the current step.
 
-        kept: None: the number of truncations if episodes last 16 steps, or `episode_limit` if that is shorter.
+        With `kept` None: as many States as there are truncations if episodes last 16 steps, or `episode_limit` if shorter.
         """
         length = min(episode_limit or 16, 16)
         return min(1 + (max(1, rows // length) if kept is None else kept), MAX_SLOTS)
