@@ -85,7 +85,7 @@ def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None =
 
 
 def next_episode(rules: Rules, envs: EnvState, chosen: Tensor) -> EnvState:
-    """Return `envs` with the next episode started where `chosen` (N,) bool; those current episodes are abandoned."""
+    """Return `envs` with the current episode abandoned and the next one started where `chosen` (N,) bool is True."""
     played = envs.played + chosen.to(torch.int32)
     fresh = EnvState(
         game=rules.game.init(rules.config, random.fold(envs.key, played)),

@@ -82,7 +82,7 @@ class GymEnvs:
         self.started = False
 
     def reset(self, seed: int, number: int = 0) -> None:
-        """Start new episodes in all environments. `seed`, `number` and the index among all processes seed each of them."""
+        """Start new episodes in all environments, each seeded with `seed`, `number` and its index among all processes."""
         if not self.envs:
             raise RuntimeError(f"reset of {self.game.name} was called after close; make it anew.")
         self.seeds = env_seeds(seed, number, self.first, len(self.envs))

@@ -152,7 +152,7 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
             f"{PREFIX}{name} cannot be made: {_sentence(error)} Redline takes single environments of Gymnasium, "
             "neither vector environments nor those of old Gym."
         ) from error
-    except (gymnasium.error.Error, ImportError, ValueError) as error:  # their messages say what is missing
+    except (gymnasium.error.Error, ImportError, ValueError) as error:  # their messages name the cause
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except (Exception, SystemExit) as error:
         raise failure(f"{PREFIX}{name}", "its constructor", error) from error

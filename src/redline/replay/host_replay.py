@@ -119,7 +119,7 @@ class HostReplay(Replay):
         self.places.copy_(torch.stack([self._record_places(draw.row, draw.env_index) for draw in draws]))
 
     def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
-        """Return batch `number` () int64 of those delivered for this iteration; `key` is unused."""
+        """Return the batch with index `number` () int64 among those delivered for this iteration; `key` is unused."""
         del key
         assert size == self.batch_size
         which = (torch.zeros_like(self.written) if number is None else number % self.batches).view(1)
