@@ -4,8 +4,7 @@
     actor 1: environments ─► ring ─┼─► staged rows of all environments ─► device ─► learner, one row a step
     actor 2: environments ─► ring ─┘
 
-Actions are chosen in the actors, to which the learner publishes its weights, or centrally for all of them by an
-InferenceServer.
+Actions are chosen in the actors, to which the learner publishes its weights, or centrally by an InferenceServer.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from redline.engine import hardware
 from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 
-_MOVED = 1_000  # transitions to move at once, where a whole rollout is waited for anyway
-_PUBLISH_EVERY = 8  # updates between two publications of weights, of such a learner
+_MOVED = 1_000  # transitions to move at once, for a learner that waits for a rollout anyway
+_PUBLISH_EVERY = 8  # updates between publications of weights, for a learner without rollouts
 
 
 class ActorCollector(CPUCollector):
-    """N CPU environments that actor processes play, from `start` on."""
+    """Collects from N CPU environments played by actor processes, which run from `start` on."""
 
     def __init__(
         self,
@@ -60,12 +59,12 @@ class ActorCollector(CPUCollector):
         fallback: Callable[[], Collector],
         check: bool = False,
     ) -> None:
-        """`fallback` makes the collector that takes over if actors cannot start; `check` adds checksums to rows and weights."""
+        """`fallback` makes the collector to use if actors cannot start; `check` adds checksums to rows and weights."""
         super().__init__(rules, learner, num_envs, device, notify)
         self.algo, self.config, self.options = algo, config, options
         self.num_envs, self.device, self.fallback, self.check = num_envs, device, fallback, check
-        self.number = 0  # of `restart_episodes`
-        self.version, self.updates = 0, 0  # weights published, and updates since
+        self.number = 0  # the argument of `restart_episodes`
+        self.version, self.updates = 0, 0  # publications of weights, and updates since the last one
         self.publish_every = options.publish or (1 if learner.rollout_steps > 1 else _PUBLISH_EVERY)
         self.outputs = tuple(torch.zeros(num_envs, device=device) for _ in algo.POLICY_OUTPUTS)
         self.buffers = {"obs": self.state.obs, "episode_start": self.episode_start, "action": self.action}
@@ -94,7 +93,7 @@ class ActorCollector(CPUCollector):
             notify,
             options.pin_memory,
         )
-        self.cores: hardware.SharedCores | None = None  # divided between actors and learner, on a CPU
+        self.cores: hardware.SharedCores | None = None  # on a CPU, divided between actors and learner
         self.server: InferenceServer | None = None
         self.supervisor: ActorSupervisor | None = None
         self._reset_metrics()
@@ -102,7 +101,7 @@ class ActorCollector(CPUCollector):
     # ---------------------------------------------------------------------------------------------------- start and end
 
     def start(self, progress: float) -> Collector:
-        """Start the actors; if they cannot, return a collector that plays in this process."""
+        """Start the actors and return this collector, or the fallback if they cannot start."""
         if self.supervisor is not None:
             return self
         if self.device.type == "cpu":
@@ -183,8 +182,8 @@ class ActorCollector(CPUCollector):
         ]
 
     def restart_episodes(self, seed: int, number: int) -> None:
-        """Choose the episodes that actors will play; must be called before `start`."""
-        del seed  # that of the options
+        """Set the episodes that actors will play; must be called before `start`."""
+        del seed  # actors use the seed of the options
         if self.supervisor is not None:
             raise RuntimeError("restart_episodes was called after start; actors keep their episodes.")
         self.number = number
@@ -234,12 +233,12 @@ class ActorCollector(CPUCollector):
 
     @torch.no_grad()
     def ingest_row(self) -> None:
-        """Hand the learner a transition whose action was chosen elsewhere."""
+        """Hand the transition in the buffers, whose actions were chosen by actors or the server, to the learner."""
         self.learner.record_actions(self.observe(), None, self.action, self.outputs)
         self.ingest()
 
     def _raise_failure(self) -> None:
-        """Raise the failure that keeps rows from coming, if there is one."""
+        """Raise the failure that stopped the actors or the inference server, if there is one."""
         if self.supervisor is None:
             raise RuntimeError("step was called before start.")
         self.supervisor.check()
@@ -249,7 +248,7 @@ class ActorCollector(CPUCollector):
     # ---------------------------------------------------------------------------------------------------------- weights
 
     def on_update(self, progress: float) -> None:
-        """Publish the weights after every `publish_every` updates."""
+        """Count an update; publish the weights every `publish_every` updates."""
         self.updates += 1
         self.shared.control.progress = progress
         if self.updates >= self.publish_every:
@@ -269,11 +268,11 @@ class ActorCollector(CPUCollector):
 
     @property
     def env_steps_played(self) -> int:
-        """Steps that actors have played, summed over environments; the learner has read fewer."""
+        """Steps that actors have played, summed over environments, including those the learner has not read yet."""
         return sum(status.steps for status in self.shared.statuses)
 
     def metrics(self) -> dict[str, float]:
-        """Return queue depths, policy lag, and how long actors and learner waited for each other."""
+        """Return queue depths, policy lag, and the fractions of time that actors were busy and the learner waited."""
         seconds, rows = max(time.monotonic() - self.since, 1e-9), max(self.rows_read, 1)
         depths = [max(ring.available() for ring in rings) / self.capacity for rings in self.shared.rings_of]
         spent = [

@@ -1,4 +1,4 @@
-"""The job of an actor process: everything it must know, as one line of JSON."""
+"""ActorJob: the settings that an actor process starts with, sent as one line of JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GroupJob:
-    """Environments of an actor that step together, and the ring their rows go to."""
+    """Environments of an actor that step together, and the ring that their rows are written to."""
 
-    first: int  # number of the first among all environments of the run
+    first: int  # index of the first among all environments of the run
     num_envs: int
     ring_offset: int  # in the shared memory
-    ring_spec: dict[str, Any]  # of SharedRingSpec.to_json
+    ring_spec: dict[str, Any]  # result of SharedRingSpec.to_json
 
 
 @dataclass(frozen=True)
 class ActorJob:
-    """An actor's environments, its policy, and the places of its shared memory. Offsets are in bytes."""
+    """An actor's environments, its policy, and its offsets into shared memory, in bytes."""
 
     parent: int  # process that the actor must not outlive
     fd: int  # descriptor of the shared memory
@@ -33,27 +33,27 @@ class ActorJob:
     time_limit: int
     backplay: float
     backplay_steps: int
-    spec: dict[str, Any]  # of `spec_to_json`: the environment must have the same in the actor
+    spec: dict[str, Any]  # result of `spec_to_json`: the actor's environments must have the same spec
     central: bool  # request actions from the inference server; else choose them with a copy of the policy
     algo: str
     algo_options: dict[str, Any]
-    num_envs: int  # of the run
+    num_envs: int  # of the whole run
     seed: int
     check: bool  # verify checksums
-    number: int = 0  # with `seed`, chooses the episodes
-    acted: int = 0  # steps every environment has taken before
+    number: int = 0  # determines the episodes, together with `seed`
+    acted: int = 0  # steps that every environment has already taken
     key: int = 0  # root of the learner's random streams
-    cores: tuple[int, ...] = ()  # to run on; none: any
-    low_priority: bool = False  # let the learner go first, where all share the cores
+    cores: tuple[int, ...] = ()  # to run on; empty: any
+    low_priority: bool = False  # yield to the learner, where they share cores
 
     @property
     def first(self) -> int:
-        """Number of the actor's first environment among all."""
+        """Index of the actor's first environment among all."""
         return self.groups[0].first
 
     @property
     def last(self) -> int:
-        """Number of its last."""
+        """Index of the actor's last environment among all."""
         return self.groups[-1].first + self.groups[-1].num_envs - 1
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""The block of memory shared with all actors: control flags, weights, and each actor's status and rings."""
+"""ActorMemory: the memory shared with all actors, with control flags, weights, and each actor's status and rings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from redline.collect.shared_ring import SharedRing, SharedRingSpec
 from redline.collect.shared_weights import SharedWeights
 from redline.core.records import Spec
 
-_MIN_ROWS = 64  # rows an actor may be ahead of a learner that learns after every row
+_MIN_ROWS = 64  # least number of rows that an actor may be ahead of the learner
 
 
 class Control:
-    """Flags that the learner's process sets and actors read."""
+    """Stop flag and training progress, set by the learner's process and read by actors."""
 
     def __init__(self, memory: Memory, offset: int) -> None:
         self._values = memory.array(offset, (2,), np.float64)
 
     @property
     def stopped(self) -> bool:
-        """Whether actors are to end."""
+        """Whether actors should stop."""
         return bool(self._values[0])
 
     def stop(self) -> None:
@@ -40,7 +40,7 @@ class Control:
 
 
 class ActorMemory:
-    """Allocates everything at once: `control`, `weights`, a status per actor, a ring per group of environments.
+    """One allocation with `control`, `weights`, a status per actor, and a ring per group of environments.
 
     control | weights | status, ring, ring of actor 0 | status, ring, ring of actor 1 | …
     """
@@ -58,7 +58,7 @@ class ActorMemory:
         drop_oldest: bool,
         check: bool,
     ) -> None:
-        """`groups` lists, for each actor, (first environment, count) of its groups; `capacity` is in rows of a ring."""
+        """`groups` lists (first environment, count) of the groups of each actor; `capacity` is the rows of a ring."""
         end = self.weights_offset + SharedWeights.layout(weights_bytes).bytes
         statuses: list[tuple[int, int]] = []  # offset, environments
         self.jobs: list[tuple[GroupJob, ...]] = []  # the groups of each actor's job
@@ -90,12 +90,12 @@ class ActorMemory:
 
 
 def ring_rows(rollout_steps: int) -> int:
-    """Return the rows of a ring by default: a rollout, and room to play on while it is read."""
+    """Return the default number of rows in a ring: a rollout, and room to continue while it is read."""
     return max(rollout_steps, _MIN_ROWS) + 2
 
 
 def ring_bytes(spec: Spec, outputs: tuple[str, ...], groups: list[list[tuple[int, int]]], rows: int) -> int:
-    """Return the bytes of the rings of all actors together, as ActorMemory allocates them."""
+    """Return the total size in bytes of all actors' rings, as ActorMemory allocates them."""
     counts = [count for actor_groups in groups for _, count in actor_groups]
     return sum(_ring_spec(spec, outputs, count, rows, False, False).layout.bytes for count in counts)
 
@@ -103,13 +103,13 @@ def ring_bytes(spec: Spec, outputs: tuple[str, ...], groups: list[list[tuple[int
 def _ring_spec(
     spec: Spec, outputs: tuple[str, ...], count: int, rows: int, drop_oldest: bool, check: bool
 ) -> SharedRingSpec:
-    """Return the ring of a group of `count` environments."""
+    """Return the spec of the ring for a group of `count` environments."""
     row = SharedLayout(row_fields(spec, count, outputs))
     return SharedRingSpec(row, rows, drop_oldest, check, "final_obs", END_FLAGS)
 
 
 def split_envs(num_envs: int, actors: int, groups_per_actor: int) -> list[list[tuple[int, int]]]:
-    """Return, for each actor, its groups of environments as (first, count). No group is empty.
+    """Return the groups of environments of each actor as (first, count). No group is empty.
 
     With central inference an actor has two groups: one steps while the other waits for actions.
     """

@@ -1,4 +1,4 @@
-"""The behaviour policy with a copy of the weights: in an actor process, or in the inference server for all actors."""
+"""ActorPolicy: the behaviour policy with its own copy of the weights, in an actor process or in the inference server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.envs.gym_game import GymState, frame_shape, stacked
 
 
 def flat_weights(network: torch.nn.Module) -> Tensor:
-    """Return a network's whole state as one float32 vector (W,)."""
+    """Return a network's state dict as one float32 vector (W,)."""
     return torch.cat([x.detach().flatten().to(torch.float32) for x in network.state_dict().values()])
 
 
@@ -30,14 +30,14 @@ class ActorPolicy:
         self.device = torch.device(device)
         self.network = algo.acting_network(spec, config).to(device).eval().requires_grad_(False)
         self.parts = list(self.network.state_dict().values())
-        self.size = sum(part.numel() for part in self.parts)  # numbers in `flat_weights`
-        self.version = -1  # of the weights loaded
+        self.size = sum(part.numel() for part in self.parts)  # length of `flat_weights`
+        self.version = -1  # of the loaded weights
         self.key = torch.tensor(key, dtype=torch.int32, device=device)
         self.stack = torch.zeros(num_envs, spec.frames, *frame_shape(spec), dtype=spec.obs_dtype, device=device)
 
     @torch.no_grad()
     def load(self, weights: Tensor, version: int) -> None:
-        """Load `flat_weights` (W,) of a network of the same shape."""
+        """Load `flat_weights` (W,) of a network with the same architecture."""
         pieces = weights.split([part.numel() for part in self.parts])
         for part, piece in zip(self.parts, pieces, strict=True):
             part.copy_(piece.view_as(part))
@@ -49,8 +49,8 @@ class ActorPolicy:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return actions (K,) int64 and the policy's outputs, (K,) each, for environments `env_index` (K,) int64.
 
-        `obs` (K, …) holds their newest frames, the first of an episode at `episode_start` (K,) bool. `draw` numbers the
-        random draw, `acted` is the number of steps every environment has taken.
+        `obs` (K, …) holds their newest frames; where `episode_start` (K,) bool is True, the first of an episode. `draw`
+        numbers the random draw; `acted` is the number of steps that every environment has taken.
         """
         state = GymState(obs)
         if self.spec.frames > 1:

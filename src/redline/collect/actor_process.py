@@ -1,7 +1,7 @@
 """An actor process: plays some of the environments and writes rows to rings. Run as `python -m redline.collect.actor_process`.
 
-The first line of its standard input is an ActorJob in JSON; the pipe stays open for as long as the parent lives. The parent
-keeps the end of its standard error, the actor log, to report why it failed.
+The first line of its standard input is an ActorJob in JSON; the pipe stays open as long as the parent lives. The parent
+reads the end of its output, the actor log, to report why it failed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def main() -> int:
     if job.cores:
         os.sched_setaffinity(0, job.cores)
     if job.low_priority:
-        os.nice(_NICE)  # actors that are ahead wait for the learner anyway
+        os.nice(_NICE)  # actors that are ahead would wait for the learner anyway
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks where it hangs
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor makes it log where it hangs
     from redline.collect.row_format import SpecMismatch
     from redline.core.errors import InvalidStep, UserError
     from redline.core.faults import reach
@@ -59,7 +59,7 @@ def main() -> int:
         traceback.print_exc()
         return EXIT_RAISED
     try:
-        actor.status.enter(actor.ActorState.NEEDS_ROOM)  # its environments are made
+        actor.status.enter(actor.ActorState.NEEDS_ROOM)  # no longer STARTING
         reach("actor")
         actor.run()
     except InvalidStep as error:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _exit_with_parent() -> None:
-    """Exit when standard input closes, which works on every system unless an environment is stuck in a step."""
+    """Exit when standard input closes. Works on every system, except while an environment is stuck in a step."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -89,8 +89,8 @@ class _Group(NamedTuple):
 
     envs: Any  # GymEnvs
     ring: Any  # SharedRing, the writer's end
-    first: int  # number of its first environment among the actor's
-    env_index: Any  # (K,) int64: numbers of its environments among all
+    first: int  # index of its first environment among the actor's
+    env_index: Any  # (K,) int64: indices of its environments among all
     episode_start: Any  # (K,) bool: the observation is the first of an episode
 
 
@@ -149,7 +149,7 @@ class _Actor:
         step = self._request_or_step if self.job.central else self._act_and_step
         waiting = self.ActorState.NEEDS_ACTIONS if self.job.central else self.ActorState.NEEDS_ROOM
         while not self.control.stopped:
-            progressed = [step(group) for group in self.groups]  # every group is tried
+            progressed = [step(group) for group in self.groups]  # a list, so that every group is tried
             if any(progressed):
                 self.backoff.reset()
             else:
@@ -161,7 +161,7 @@ class _Actor:
             group.envs.close()
 
     def _act_and_step(self, group: _Group) -> bool:
-        """Write a whole row with actions of this process's policy. Return False if there is no room for it."""
+        """Play one step with actions of this process's policy and write its row. Return False if the ring is full."""
         ring = group.ring
         row = ring.open()
         if row is None:
@@ -180,7 +180,7 @@ class _Actor:
         return True
 
     def _request_or_step(self, group: _Group) -> bool:
-        """Play the actions of the inference server, then request the next. Return False if neither is possible yet."""
+        """Play the actions of the inference server, then request the next ones. Return False if neither is possible yet."""
         ring = group.ring
         stepped: bool = ring.is_open
         if stepped:
@@ -206,7 +206,7 @@ class _Actor:
         row["episode_start"][:] = group.episode_start
 
     def _step(self, group: _Group, row: dict[str, Any]) -> None:
-        """Play the row's actions and write their results."""
+        """Play the row's actions, write the results and commit the row."""
         envs, status = group.envs, self.status
         status.record_actions(row["action"], group.first)
         envs.step(row["action"])
@@ -221,4 +221,4 @@ class _Actor:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # without waiting for threads of environments
+    os._exit(main())  # without waiting for threads that environments started

@@ -1,4 +1,4 @@
-"""Progress of an actor in shared memory: written by the actor, read by the supervisor and for metrics."""
+"""ActorStatus: an actor's progress in shared memory, written by the actor, read by the supervisor and for metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from redline.collect.shared_memory import CELL, Array, Memory, SharedLayout
 
-ACTIONS = 32  # latest actions kept of each environment
+ACTIONS = 32  # number of latest actions kept per environment
 
 
 class ActorState(enum.IntEnum):
-    """What an actor is doing."""
+    """Whether an actor is starting, stepping, or waiting for actions or for room in a ring."""
 
     STARTING = 0
     STEPPING = 1
@@ -23,7 +23,7 @@ class ActorState(enum.IntEnum):
 
 
 class _Number:
-    """An int64 of an ActorStatus."""
+    """Descriptor of an int64 in an ActorStatus."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -35,11 +35,11 @@ class _Number:
         status.numbers[self.place] = value
 
 
-_BUSY, _WAIT, _STATE, _ENV_INDEX, _CALLS, _MASKED = range(4, 10)  # places of numbers
+_BUSY, _WAIT, _STATE, _ENV_INDEX, _CALLS, _MASKED = range(4, 10)  # indices into `numbers`
 
 
 class ActorStatus:
-    """Counters, state and latest actions of one actor. Counters continue when another process takes its place."""
+    """Counters, state and latest actions of one actor. Counters continue when another process replaces it."""
 
     pid = _Number(0)
     steps = _Number(1)  # summed over environments
@@ -63,13 +63,13 @@ class ActorStatus:
         return SharedLayout({"numbers": ((CELL,), np.int64), **actions})
 
     def begin(self) -> None:
-        """Enter STARTING as the actor's process, with no actions taken yet."""
+        """Enter STARTING with this process's id and clear the latest actions."""
         self._action_counts[:] = 0
         self.numbers[_STATE] = time.monotonic_ns() * 4 + ActorState.STARTING
         self.pid = os.getpid()
 
     def enter(self, state: ActorState) -> None:
-        """Record a change of state, or the start of another step. Entering the same waiting state again changes nothing."""
+        """Record a change of state or the start of another step. Re-entering the same waiting state changes nothing."""
         numbers, now = self.numbers, time.monotonic_ns()
         since, previous = divmod(numbers[_STATE], 4)
         if previous == ActorState.STEPPING:
@@ -78,10 +78,10 @@ class ActorStatus:
             return
         elif previous != ActorState.STARTING:
             numbers[_WAIT] += now - since
-        numbers[_STATE] = now * 4 + state  # one number, because the two must be read together
+        numbers[_STATE] = now * 4 + state  # one number, so that time and state are read together
 
     def record_actions(self, actions: Array, first: int = 0) -> None:
-        """Record actions (K,) about to be taken by environments `first` to `first` + K, which always step together."""
+        """Record the next actions (K,) of environments `first` to `first` + K - 1, which always step together."""
         envs = slice(first, first + len(actions))
         count = int(self._action_counts[first])
         self._actions[count % ACTIONS, envs] = actions
@@ -93,11 +93,11 @@ class ActorStatus:
 
     @property
     def since_ns(self) -> int:
-        """Time at which the actor entered its state or began its step, on the clock of `time.monotonic_ns`."""
+        """Time when the actor entered its state or began its step, as given by `time.monotonic_ns`."""
         return int(self.numbers[_STATE] // 4)
 
     def last_actions(self, env_index: int) -> list[int]:
-        """Return up to ACTIONS latest actions of one of the actor's environments, newest last."""
+        """Return up to ACTIONS latest actions of one environment, counted within the actor; newest last."""
         count = int(self._action_counts[env_index])
         actions: list[int] = self._actions[np.arange(max(0, count - ACTIONS), count) % ACTIONS, env_index].tolist()
         return actions

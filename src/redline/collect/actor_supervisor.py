@@ -1,4 +1,4 @@
-"""Supervision of actor processes: one that crashes, hangs or is killed is reported and replaced, within a budget."""
+"""Supervise actor processes: report and replace those that crash, hang or are killed, within a restart budget."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from redline.core.errors import EnvsLost, UserError
 from redline.envs.gym_envs import env_seeds
 
 _POLL_SECONDS = 0.1
-_LOG_TAIL = 2_000  # characters of the actor log that are reported
-_LOG_BYTES = 1 << 20  # length at which an actor log is emptied
+_LOG_TAIL = 2_000  # bytes from the end of an actor log to report
+_LOG_BYTES = 1 << 20  # size above which an actor log is truncated to zero
 _NUMBER_STEP = 1_000_003  # added to a job's `number` so that a replacement plays other episodes
 
 
 class ActorsLost(EnvsLost):
-    """Actors failed too often: describes the last failure and the limit that was reached."""
+    """Actors failed too often; the message describes the last failure and the limit reached."""
 
 
 @dataclass
@@ -53,13 +53,13 @@ class ActorHandle:
     rings: Sequence[SharedRing]
     log: IO[bytes]
     process: subprocess.Popen[bytes] | None = None
-    position: tuple[int, int] = (-1, -1)  # steps and environment when it was last polled
+    position: tuple[int, int] = (-1, -1)  # steps and environment index at the last poll
     moved: float = 0.0  # time at which the position last changed
-    told_masks: bool = False  # the user knows that it masks values
+    told_masks: bool = False  # the user has been told that it masks values
 
 
 class ActorSupervisor:
-    """Starts actors, watches them from a thread, and ends them."""
+    """Starts actors, watches them from a thread, and stops them."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class ActorSupervisor:
         on_break: Callable[[SharedRing], None],
         lock: AbstractContextManager[Any],
     ) -> None:
-        """Start an actor per job. A step may take `timeout` seconds; `restarts` failures are tolerated.
+        """Start one actor per job. A step may take `timeout` seconds; up to `restarts` failures are tolerated.
 
-        `on_break` is called, with `lock` held, for each ring whose next row does not continue the one before. The inference
-        server holds the lock while it serves actors.
+        `on_break` is called, with `lock` held, for every ring of a failed actor: its next row does not continue the last
+        one. The inference server holds the lock while it serves actors.
         """
         self.timeout, self.notify = timeout, notify
         self.on_break, self.lock = on_break, lock
@@ -96,12 +96,12 @@ class ActorSupervisor:
         self.thread.start()
 
     def check(self) -> None:
-        """Raise the failure that stopped the actors, if there was one."""
+        """Raise ActorsLost if a failure has stopped the actors."""
         if self.lost is not None:
             raise self.lost
 
     def close(self) -> None:
-        """End all actors, whose stop flag is already set. A second call does nothing."""
+        """Wait for the actors to stop, and kill those that do not; idempotent. Set their stop flag before."""
         if self.closing.is_set():
             return
         self.closing.set()
@@ -121,7 +121,7 @@ class ActorSupervisor:
         return [actor.process for actor in self.actors if actor.process is not None]
 
     def _await_end(self) -> None:
-        """Give actors time to see the stop flag, which they read after every step."""
+        """Give actors up to GRACE_SECONDS to see the stop flag, which they check after every step."""
         deadline = time.monotonic() + GRACE_SECONDS
         for process in self._processes():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,12 +144,12 @@ class ActorSupervisor:
             raise CannotStart(str(error)) from error
         actor.process = process
         assert process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: its exit status says why
+        with contextlib.suppress(BrokenPipeError):  # it has already exited: its exit status gives the reason
             process.stdin.write(actor.job.to_json().encode() + b"\n")
             process.stdin.flush()
 
     def _await_start(self) -> None:
-        """Wait until each actor has made its environments or failed to; raise failures that a restart would not cure."""
+        """Wait until every actor has made its environments; raise if one cannot, since a restart would not help."""
         deadline = time.monotonic() + START_SECONDS + self.timeout
         for actor in self.actors:
             assert actor.process
@@ -163,9 +163,9 @@ class ActorSupervisor:
                 self._cannot_start(actor)
 
     def _cannot_start(self, actor: ActorHandle) -> None:
-        """Raise for an actor that ended or hung before it had made its environments: the next would do the same.
+        """Raise the error for an actor that exited or hung while making its environments.
 
-        CannotStart where this process may make them instead; UserError where that could end this process as well.
+        CannotStart where it is safe to make them in this process instead; UserError where this process could crash or hang.
         """
         assert actor.process
         status = actor.process.poll()
@@ -188,12 +188,12 @@ class ActorSupervisor:
                 if self.lost is None:
                     try:
                         self._poll(actor)
-                    except Exception as error:  # nothing else would report an exception of this thread
+                    except Exception as error:  # otherwise an exception in this thread would go unnoticed
                         self.lost = ActorsLost(f"Supervision of the actors failed: {type(error).__name__}: {error}.")
-        self._await_end()  # here, because processes started by this thread die with it
+        self._await_end()  # here, because processes started by this thread are killed when it ends
 
     def _poll(self, actor: ActorHandle) -> None:
-        """Replace an actor that has ended; kill and replace one that hangs."""
+        """Replace an actor that has exited; kill and replace one that hangs."""
         assert actor.process
         status = actor.process.poll()
         if status is not None:
@@ -206,7 +206,7 @@ class ActorSupervisor:
         if os.fstat(actor.log.fileno()).st_size > _LOG_BYTES:
             actor.log.truncate(0)
         state, seconds = actor.status.state, (time.monotonic_ns() - actor.status.since_ns) / 1e9
-        position = (actor.status.steps, actor.status.env_index)  # changes with every environment that is stepped
+        position = (actor.status.steps, actor.status.env_index)  # changes whenever an environment is stepped
         if position != actor.position:
             actor.position, actor.moved = position, time.monotonic()
         seconds = min(seconds, time.monotonic() - actor.moved)
@@ -217,13 +217,13 @@ class ActorSupervisor:
 
     def _kill_hung(self, actor: ActorHandle) -> None:
         assert actor.process
-        actor.process.send_signal(signal.SIGUSR1)  # have it log where it hangs
+        actor.process.send_signal(signal.SIGUSR1)  # make it log where it hangs
         time.sleep(0.2)
         actor.process.kill()
         actor.process.wait()
 
     def _replace(self, actor: ActorHandle, failure: str, curable: bool = True) -> None:
-        """Report a failure, discard the actor's unfinished row and start another process, or stop the run."""
+        """Report a failure, discard the actor's unfinished rows and start another process, or stop the run."""
         stop = self.budget.spend(self.actors.index(actor)) if curable else "The run stops."
         with self.lock:
             for ring in actor.rings:
@@ -247,7 +247,7 @@ class ActorSupervisor:
         return f"Actor {number} of {len(self.actors)} ({job.env}, environments {job.first} to {job.last})"
 
     def _circumstances(self, actor: ActorHandle) -> str:
-        """Describe the environment it was stepping, its seed, its latest actions, and the end of the actor log."""
+        """Return the environment that a failed actor was stepping, its seed and latest actions, and the end of the log."""
         job, env_index = actor.job, actor.status.env_index
         seed = env_seeds(job.seed, job.number, env_index, 1)[0]
         actions = ", ".join(map(str, actor.status.last_actions(env_index - job.first))) or "none"
@@ -262,7 +262,7 @@ class ActorSupervisor:
 
 def _close_stdin(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin
-    with contextlib.suppress(BrokenPipeError):  # it died before it had read its job
+    with contextlib.suppress(BrokenPipeError):  # it died before reading its job
         process.stdin.close()
 
 

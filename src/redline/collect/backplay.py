@@ -1,8 +1,8 @@
 """Backplay for tensor games: start some games shortly before the environment's last loss, so that rare failures recur.
 
-Every environment keeps two snapshots, `steps` apart. When it loses, the older one, `steps` to twice as many steps back,
-becomes the state to start from. It is the same game with the same random stream; play from there on may differ. Such a game
-is truncated after BACKPLAY_LENGTH times `steps`: what follows is met in whole games.
+Every environment keeps two snapshots, `steps` apart. When it loses, the older one, `steps` to 2 * `steps` steps old,
+becomes the starting state. The game and its random stream are the same, but the actions may differ. Such a game is
+truncated after BACKPLAY_LENGTH * `steps` steps: later states occur in whole games.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redline.envs.gym_envs import BACKPLAY_LENGTH
 
 
 class Snapshot(NamedTuple):
-    """Games at one moment. Each (N, …)."""
+    """Saved states of N games. Each (N, …)."""
 
     game: Any  # the game's State
     episode: Episode
@@ -31,13 +31,13 @@ class Backplay(NamedTuple):
     newer: Snapshot
     older: Snapshot
     since: Tensor  # (N,) int32: steps since the newer snapshot
-    lost: Snapshot  # the older snapshot at the last loss
-    known: Tensor  # (N,) bool: there was a loss
-    left: Tensor  # (N,) int32: steps left of a backplay; 0: a whole game is played
+    lost: Snapshot  # the older snapshot at the time of the last loss
+    known: Tensor  # (N,) bool: the environment has lost before, so that `lost` is set
+    left: Tensor  # (N,) int32: remaining steps of a backplay game; 0: a whole game is played
 
 
 def init_backplay(envs: EnvState) -> Backplay:
-    """Return snapshots of games that have just started."""
+    """Return the snapshots of environments whose games have just started."""
     now, zero = Snapshot(envs.game, envs.episode), torch.zeros_like(envs.played)
     newer, older, lost = (map_record(torch.clone, now) for _ in range(3))
     return Backplay(newer, older, zero, lost, zero.to(torch.bool), zero.clone())
@@ -48,12 +48,13 @@ def step_backplay(
 ) -> tuple[EnvState, Backplay]:
     """Return environments and snapshots after a `step`.
 
-    Of the environments whose game ended, the given fraction starts from the snapshot before its last loss, if there was one.
+    Where a game ended, the next one starts from the snapshot before the environment's last loss, if there was one, with
+    probability `fraction`.
     """
     ended = step.terminated | step.truncated
     loses = step.terminated & ~step.won
     lost, known = where(loses, snapshots.older, snapshots.lost), snapshots.known | loses
-    draw = random.uniform(random.bits(random.fold(envs.key, -envs.played), 0))  # games use the streams from 0 up
+    draw = random.uniform(random.bits(random.fold(envs.key, -envs.played), 0))  # games use streams 0, 1, 2, …
     restarts = ended & known & (draw < fraction)
     now = where(restarts, lost, Snapshot(envs.game, envs.episode))
     since = torch.where(ended, 0, snapshots.since + 1)

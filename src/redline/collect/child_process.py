@@ -1,4 +1,4 @@
-"""Child processes that play environments: their environment variables, their lifetime, and how they ended."""
+"""Child processes that play environments: environment variables, lifetime and exit statuses."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import os
 import signal
 import sys
 
-START_SECONDS = 120.0  # allowed for making environments, on top of the time a step may take
-GRACE_SECONDS = 2.0  # allowed for a child to stop by itself before it is killed
+START_SECONDS = 120.0  # allowed for making environments, in addition to the time a step may take
+GRACE_SECONDS = 2.0  # allowed for a child to exit before it is killed
 _PR_SET_PDEATHSIG = 1
-# Exit statuses of actors, unlike those that environments choose: an exception; the environment cannot be made here; it has
-# another spec here; it returned something that no learner can use.
+# Exit statuses of actors, chosen to differ from those of environments: an exception was raised; the environment cannot be
+# made here; its spec differs here; it returned a value that no learner can use.
 EXIT_RAISED, EXIT_CANNOT_START, EXIT_SPEC_MISMATCH, EXIT_INVALID_STEP = range(112, 116)
 
 
 class CannotStart(Exception):
-    """The environments cannot be made in processes of their own."""
+    """The environments cannot be made in child processes."""
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment variables of a child: one thread, and this process's module search path."""
+    """Return a child's environment variables: this process's, with one thread and its module search path."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def ignore_interrupts() -> None:
-    """Ignore signals that a terminal sends to the whole process group: the parent handles them and then ends its children."""
+    """Ignore signals that a terminal sends to the whole process group: the parent handles them and stops its children."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when `parent` ends, even while an environment is stuck in a step (Linux only)."""
+    """Make the kernel kill this process when `parent` ends, even if an environment is stuck in a step (Linux only)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -42,7 +42,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """Say how a process with this return code ended, as the end of a sentence."""
+    """Return how a process with this return code ended, as a predicate: `was ended by SIGKILL`."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"

@@ -1,6 +1,6 @@
-"""The contract between the training loop and everything that plays: `Collector`, its options and its episode statistics.
+"""Collector: the interface between the training loop and environments, with its options and episode statistics.
 
-A collector plays N environments with the learner's behaviour policy and hands the learner one transition of all of them a step.
+In each step, a collector plays N environments with the learner's behaviour policy and hands the learner their transition.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class EpisodeStats(Protocol):
 
 
 class Collector(ABC):
-    """Plays N environments and feeds a learner. The loop calls
+    """Plays N environments with a learner's policy and hands it the transitions.
 
-    `start(progress)` before it iterates, `step()` for every transition, `on_update(progress)` after every update, `metrics()`
-    and `episode_stats.read()` at log points, `tensors()` for checkpoints, and `close()` at the end. After a resume it calls
-    `restart_episodes` before `start`, unless `restores_episodes`.
+    The training loop calls `start(progress)` before it iterates, `step()` for every transition, `on_update(progress)` after
+    every update, `metrics()` and `episode_stats.read()` at log points, `tensors()` for checkpoints, and `close()` at the
+    end. After a resume it calls `restart_episodes` before `start`, unless `restores_episodes` is set.
     """
 
-    on_device: ClassVar[bool] = False  # `step` only launches work on the device: it may be compiled and captured
+    on_device: ClassVar[bool] = False  # `step` only launches work on the device, so it can be compiled and captured
     restores_episodes: ClassVar[bool] = (
-        False  # `tensors` holds the episodes in progress, so that a resumed run continues them
+        False  # `tensors` includes the episodes in progress, so that a resumed run continues them
     )
 
-    rules: Rules  # rules the environments follow; a curriculum replaces them between iterations
+    rules: Rules  # of the environments; a curriculum replaces them between iterations
     learner: Learner
     episode_stats: EpisodeStats
 
@@ -75,7 +75,7 @@ class Collector(ABC):
 
     @property
     def stages(self) -> Stages:
-        """Parts of `step` that `redline profile` times apart; undeclared ones are timed together, as collection."""
+        """Parts of `step` that `redline profile` times separately; the rest is timed together, as collection."""
         return {}
 
     @abstractmethod
@@ -83,28 +83,28 @@ class Collector(ABC):
         """Hand the learner the next transition: one step of all N environments."""
 
     def on_update(self, progress: float) -> None:  # noqa: B027
-        """Take note of an update of the learner, `progress` (0 to 1) into training."""
+        """Called after every update of the learner, `progress` (0 to 1) into training."""
 
     def metrics(self) -> dict[str, float]:
-        """Return measurements of collection since the last call, by name; most collectors have none."""
+        """Return metrics of collection since the last call, by name; empty by default."""
         return {}
 
     def describe_env(self, env_index: int) -> str:
-        """Return an environment that this process plays, with its seed and latest actions where they are known."""
+        """Return a description of an environment, with its seed and latest actions where they are known."""
         return f"environment {env_index}"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state to save, (N, …) tensors by name, as the buffers themselves: a checkpoint is copied into them."""
+        """Return the tensors (N, …) to save, by name: the buffers themselves, into which a checkpoint is loaded."""
         return {}
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a checkpoint's tensors with exactly the names of `tensors`, for options that a resumed run may change."""
+        """Return a checkpoint's tensors under exactly the names of `tensors`, in case a resumed run has changed options."""
         return saved
 
     @abstractmethod
     def restart_episodes(self, seed: int, number: int) -> None:
-        """Abandon all episodes and begin others. Calls with another `number` begin episodes that were not played before."""
+        """Abandon all episodes and start new ones, which depend on `seed` and `number`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release environments, processes and cores. A second call does nothing."""
+        """Release environments, processes and cores; idempotent."""

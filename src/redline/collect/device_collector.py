@@ -1,4 +1,4 @@
-"""Collect from tensor games: policy, games and learner step together on one device, which nothing leaves between log points."""
+"""Collect from tensor games: policy, games and learner share a device, and no data leaves it between log points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SNAPSHOTS = "snapshots."  # prefix of the tensors that backplay adds to a check
 
 
 class DeviceCollector(Collector):
-    """N tensor games in static buffers, so that a whole step can be compiled and captured."""
+    """Collects from N tensor games in static buffers, so that a whole step can be compiled and captured."""
 
     on_device = True
     restores_episodes = True
@@ -29,7 +29,7 @@ class DeviceCollector(Collector):
     def __init__(
         self, rules: Rules, learner: Learner, envs: EnvState, backplay: float = 0.0, backplay_steps: int = 32
     ) -> None:
-        """Play on from `envs`; the fraction `backplay` of games starts shortly before the environment's last loss."""
+        """Continue from `envs`; with probability `backplay`, a game starts shortly before the environment's last loss."""
         self.rules, self.learner = rules, learner
         self.envs = map_record(torch.clone, envs)
         self.backplay, self.backplay_steps = backplay, backplay_steps
@@ -38,7 +38,7 @@ class DeviceCollector(Collector):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Choose an action for every game, play it, and hand the transition to the learner."""
+        """Choose actions for all games, play them, and hand the transition to the learner."""
         obs, legal = self.observe()
         action = self.act(obs, legal)
         envs, step = self.play(action)
@@ -46,7 +46,7 @@ class DeviceCollector(Collector):
         self.advance(envs, step)
 
     def observe(self) -> tuple[Tensor, Tensor | None]:
-        """Return observations and legal actions of all games."""
+        """Return the observations (N, …) and the action masks (N, A) bool of all games; None if every action is legal."""
         state = self.envs.game
         return self.rules.game.observe(self.rules.config, state), batch.legal(self.rules, state)
 
@@ -55,7 +55,7 @@ class DeviceCollector(Collector):
         return self.learner.act(obs, legal)
 
     def play(self, action: Tensor) -> tuple[EnvState, Step]:
-        """Return the games after the actions (N,), and the outcome."""
+        """Return the environments after the actions (N,), and the outcome."""
         snapshots = self.snapshots
         return batch.step(self.rules, self.envs, action, None if snapshots is None else snapshots.left == 1)
 
@@ -87,7 +87,7 @@ class DeviceCollector(Collector):
         return leaves(self.envs) | snapshots
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return `saved` without the snapshots of a run that used backplay, or with empty ones for a run that starts to."""
+        """Return `saved` with the snapshots added or removed if the resumed run has turned backplay on or off."""
         own = {name: x for name, x in self.tensors().items() if name.startswith(_SNAPSHOTS)}
         return own | {name: x for name, x in saved.items() if name in own or not name.startswith(_SNAPSHOTS)}
 

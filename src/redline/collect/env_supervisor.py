@@ -1,4 +1,4 @@
-"""Supervision of environments in this process: one that raises is reported and made anew, within a budget."""
+"""Supervise environments in this process: report and replace those that raise exceptions, within a restart budget."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from redline.collect.shared_memory import Array
 from redline.core.errors import EnvsLost, InvalidStep, UserError
 from redline.envs.gym_envs import GymEnvs
 
-_TRACE = 2_000  # characters of a traceback that are reported
+_TRACE = 2_000  # characters from the end of a traceback to report
 _SEED_STEP = 1_000_003  # added to a seed, so that a new environment plays other episodes
 
 
 class EnvSupervisor:
-    """Replaces environments of a GymEnvs that fail, and knows their latest actions."""
+    """Replaces failed environments of a GymEnvs, and records the latest actions for its reports."""
 
     def __init__(self, envs: GymEnvs, notify: Callable[[str], None]) -> None:
         self.envs, self.notify = envs, notify
@@ -26,16 +26,16 @@ class EnvSupervisor:
         count = len(envs.envs)
         self._actions = np.zeros((ACTIONS, count), np.int64)
         self._steps = 0
-        self._since = np.zeros(count, np.int64)  # steps before each environment was made
+        self._since = np.zeros(count, np.int64)  # step at which each environment was made
         envs.on_failure, envs.notify = self.replace, notify
 
     def record_actions(self, actions: Array) -> None:
-        """Record actions (N,) about to be taken."""
+        """Record the actions (N,) of the next step."""
         self._actions[self._steps % ACTIONS] = actions
         self._steps += 1
 
     def describe(self, env_index: int) -> str:
-        """Return environment, seed and latest actions, newest last; of environments that are closed, the number only."""
+        """Return a description with the environment's index, seed and latest actions, newest last; only the index if closed."""
         if env_index >= len(self.envs.envs):
             return f"environment {env_index}"
         latest = np.arange(max(int(self._since[env_index]), self._steps - ACTIONS), self._steps) % ACTIONS
@@ -43,9 +43,9 @@ class EnvSupervisor:
         return f"environment {env_index} (seed {self.envs.seeds[env_index]}); last actions: {actions}"
 
     def replace(self, env_index: int, error: UserError) -> None:
-        """Report the failure and make the environment anew, again if that fails.
+        """Report the failure and replace the environment, trying again if that fails.
 
-        Raise EnvsLost where no restart is left or none would help.
+        Raise EnvsLost if the restart budget is spent or a restart would not help.
         """
         while True:
             if isinstance(error, InvalidStep):

@@ -1,4 +1,4 @@
-"""Episode statistics since the last log: on the device for tensor games, on the host for CPU environments."""
+"""Statistics of the episodes since the last log point: on the device for tensor games, on the host for CPU environments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class DeviceEpisodeStats(NamedTuple):
-    """Sums over ended episodes for each environment, (N,) each.
+    """Sums over the ended episodes of each environment, (N,) each.
 
-    A step adds to each environment's own sums; only `read` sums over environments. A reduction over all environments in every
-    step would occupy a single block of a GPU while the others wait.
+    A step adds to each environment's own sums; only `read` sums over environments. A reduction over all environments in
+    every step would occupy a single block of a GPU while the others wait.
     """
 
     episodes: Tensor  # int32
@@ -37,7 +37,7 @@ class DeviceEpisodeStats(NamedTuple):
         return DeviceEpisodeStats(*(torch.zeros(num_envs, dtype=dtype, device=device) for dtype in dtypes))
 
     def add(self, step: Step, counts: Tensor | None = None) -> None:
-        """Add the episodes that ended in a step; with `counts` (N,) bool, only those of these environments."""
+        """Add the episodes that ended in a step; with `counts` (N,) bool, only where it is True."""
         ended, won, truncated = step.terminated | step.truncated, step.won, step.truncated
         if counts is not None:
             ended, won, truncated = ended & counts, won & counts, truncated & counts
@@ -51,7 +51,7 @@ class DeviceEpisodeStats(NamedTuple):
         self.truncations.add_(truncated)
 
     def read(self) -> dict[str, float]:
-        """Return the means over episodes, see `EpisodeStats`, and reset the sums in place. Waits for the device."""
+        """Return means over episodes, see `EpisodeStats`, and reset the sums in place; synchronizes with the device."""
         whole = {
             k: x for k, x in self._asdict().items() if not x.is_floating_point()
         }  # float32 would round large counts
@@ -75,13 +75,13 @@ class DeviceEpisodeStats(NamedTuple):
 
 
 class CPUEpisodeStats:
-    """A list of ended episodes."""
+    """Results of the ended episodes of CPU environments."""
 
     def __init__(self, levels: Sequence[str] = ()) -> None:
-        """levels (N,): the level that each environment plays; empty, or all of them empty: there is only one."""
+        """levels: name of the level that each environment plays; empty, or all names empty, if there is only one level."""
         self.levels = levels if any(levels) else ()
         self.ended: list[tuple[float, float, float, bool, bool]] = []  # score, length, return, truncated, won
-        self.ended_in: list[str] = []  # the level of each
+        self.ended_in: list[str] = []  # level of each ended episode
 
     def add(self, step: Mapping[str, Array]) -> None:
         """Add the episodes that ended in a step.
@@ -96,9 +96,9 @@ class CPUEpisodeStats:
             self.ended_in.append(self.levels[env_index] if self.levels else "")
 
     def read(self) -> dict[str, float]:
-        """Return the means over episodes, see `EpisodeStats`, and forget them.
+        """Return means over episodes, see `EpisodeStats`, and start over.
 
-        Where there are several levels, `level/NAME/episodes`, `…/score` and `…/win_rate` are those of each.
+        With several levels, `level/NAME/episodes`, `…/score` and `…/win_rate` hold the statistics of each level.
         """
         episodes, self.ended, levels, self.ended_in = self.ended, [], np.array(self.ended_in), []
         if not episodes:
@@ -116,7 +116,7 @@ class CPUEpisodeStats:
         }
 
     def _by_level(self, levels: Array, score: Array, won: Array) -> dict[str, float]:
-        """Return the figures of each level that has any of the episodes, whose levels, scores and wins are (E,) each."""
+        """Return the statistics of each level with ended episodes, from their levels, scores and wins, (E,) each."""
         figures: dict[str, float] = {}
         for level in dict.fromkeys(self.levels):
             its = levels == level

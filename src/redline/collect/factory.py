@@ -32,8 +32,8 @@ def make_collector(
 ) -> Collector:
     """Return the collector that plays `rules` for `learner`, a Learner of `algo` with the options `algo_config`.
 
-    Tensor games continue from `envs`. CPU environments use no more of them than their number; `prepare` speeds up the functions
-    around their steps. Actors that cannot start are replaced by environments in this process, see `Collector.start`.
+    Tensor games continue from `envs`; for CPU environments, only their number is used. `prepare` speeds up the functions
+    around the steps of CPU environments. If actors cannot start, this process plays instead, see `Collector.start`.
     """
     if not rules.game.ON_CPU:
         return DeviceCollector(rules, learner, envs, options.backplay, options.backplay_steps)

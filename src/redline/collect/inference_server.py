@@ -1,4 +1,4 @@
-"""Central inference: a thread that chooses actions for all actors that are waiting, in one batch."""
+"""Central inference: a thread that chooses the actions of all waiting actors in one batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Request(NamedTuple):
     """A ring whose writer may request actions."""
 
     ring: SharedRing
-    env_index: Tensor  # (K,) int64: its environments among all
+    env_index: Tensor  # (K,) int64: indices of its environments among all
 
 
 class InferenceServer:
-    """Serves requests from a thread of its own, with the newest weights the learner offered."""
+    """Serves requests in its own thread, with the newest weights offered by the learner."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class InferenceServer:
         acted: int,
         progress: Callable[[], float],
     ) -> None:
-        """`outputs` are the algorithm's POLICY_OUTPUTS; `acted` counts the steps every environment took before."""
+        """`outputs` are the algorithm's POLICY_OUTPUTS; `acted` is the number of steps every environment has already taken."""
         self.policy, self.requests, self.progress, self.acted = policy, requests, progress, acted
         self.outputs = [f"out.{name}" for name in outputs]
-        self.lock = threading.Lock()  # between serving and the recovery of a ring; actors do not know it
+        self.lock = threading.Lock()  # serializes serving and the recovery of a ring; actors do not use it
         self.offered: tuple[Tensor, int, torch.cuda.Event | None] | None = None
-        self.error: BaseException | None = None  # that ended the thread; raised by the thread that waits for rows
-        self.draws = acted * len(requests)  # batches served: numbers the policy's random draws
+        self.error: BaseException | None = None  # ended the thread; raised by the thread that waits for rows
+        self.draws = acted * len(requests)  # batches served; numbers the policy's random draws
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="redline-inference", daemon=True)
 
@@ -47,7 +47,7 @@ class InferenceServer:
         self.thread.start()
 
     def offer(self, weights: Tensor, version: int) -> None:
-        """Hand over `flat_weights` that no longer change; they are loaded before the next batch."""
+        """Offer new weights, the result of `flat_weights`; they are loaded before the next batch and must not change."""
         ready = None
         if weights.is_cuda:
             ready = torch.cuda.Event()

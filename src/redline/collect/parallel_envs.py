@@ -1,8 +1,8 @@
-"""CPU environments in several processes that step at the same time, so that evaluation uses all cores.
+"""CPU environments stepped in parallel by several processes, so that evaluation uses all cores.
 
-`ParallelEnvs` is a drop-in replacement for GymEnvs: the same arrays with the same numbers, whatever the number of processes.
+`ParallelEnvs` is a drop-in replacement for GymEnvs: the same arrays with the same numbers, however many processes there are.
 Each process, `python -m redline.collect.parallel_envs`, plays some of the environments. The first line of its standard input
-is its job in JSON, each later line a command; it answers every line through a pipe of its own, with null for success. It ends
+is its job in JSON, each later line a command. It answers every line through its own pipe, with null for success, and ends
 with its parent.
 """
 
@@ -47,14 +47,14 @@ class EnvProcess:
     """A process and the environments it plays."""
 
     process: subprocess.Popen[bytes]
-    answers: int  # descriptor
+    answers: int  # file descriptor to read its answers from
     first: int
     num_envs: int
     activity: Array  # (2,) int64: see `env_activity`
 
 
 class ParallelEnvs:
-    """GymEnvs spread over processes. After `reset` and every `step` the arrays, (N, …) each, hold the results."""
+    """GymEnvs spread over processes. `reset` and `step` write their results to the arrays, (N, …) each."""
 
     obs: Array
     episode_over: Array
@@ -105,7 +105,7 @@ class ParallelEnvs:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # a program may be reading the parent's
+                stdout=subprocess.DEVNULL,  # another program may be parsing the parent's output
                 pass_fds=(self.memory.fd, theirs),
                 env=child_environment(),
             )
@@ -118,11 +118,11 @@ class ParallelEnvs:
         _send(self.processes[-1], json.dumps(job | {"answers": theirs}))
 
     def reset(self, seed: int) -> None:
-        """Begin all episodes anew. Environment i is seeded by `seed` and i."""
+        """Start new episodes in all environments. `seed` and i seed environment i."""
         self._command(f"reset {seed}", START_SECONDS)
 
     def step(self, actions: Array, active: Array) -> None:
-        """Play actions (N,) int64 in the environments that are `active` (N,) bool."""
+        """Step the environments where `active` (N,) bool is True with their actions (N,) int64."""
         self.actions[:], self.active[:] = actions, active
         self._command("step", 0.0)
 
@@ -134,7 +134,7 @@ class ParallelEnvs:
         self._await(extra_seconds + self.timeout)
 
     def _await(self, seconds: float, failure: type[Exception] = EnvsLost) -> None:
-        """Wait for all answers; each environment may take `seconds`. A process that gives none raises `failure`."""
+        """Wait for all answers, up to `seconds` per environment; raise `failure` if a process hangs or dies."""
         for process in self.processes:
             answer = self._receive(process, seconds, failure)
             if answer is None:
@@ -150,7 +150,7 @@ class ParallelEnvs:
         poll.register(process.answers, select.POLLIN)
         while not line.endswith(b"\n"):
             if not poll.poll(1e3 * _POLL_SECONDS):
-                if int(process.activity[0]) != current_env:  # it progresses: another environment is stepped
+                if int(process.activity[0]) != current_env:  # progress: it has moved on to another environment
                     current_env, since = int(process.activity[0]), time.monotonic()
                 if time.monotonic() - since > seconds:
                     raise failure(f"{self._describe(process)} hung for more than {seconds:g} seconds (--env.timeout).")
@@ -165,7 +165,7 @@ class ParallelEnvs:
         return f"The process of {self.name}, environments {process.first} to {process.first + process.num_envs - 1},"
 
     def close(self) -> None:
-        """Have the processes close their environments, and end them. A second call does nothing."""
+        """Make the processes close their environments and exit, and kill those that do not; idempotent."""
         for process in self.processes:
             assert process.process.stdin
             with contextlib.suppress(BrokenPipeError):
@@ -183,7 +183,7 @@ class ParallelEnvs:
 
 def _send(process: EnvProcess, line: str) -> None:
     assert process.process.stdin
-    with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer will show
+    with contextlib.suppress(BrokenPipeError):  # it has exited: the missing answer will be reported
         process.process.stdin.write(line.encode() + b"\n")
         process.process.stdin.flush()
 
@@ -193,7 +193,7 @@ def main() -> None:
     ignore_interrupts()
     job = json.loads(sys.stdin.readline())
     die_with_parent(job["parent"])
-    for descriptor in (job["answers"], job["fd"]):  # a program that an environment starts must not keep the pipe open
+    for descriptor in (job["answers"], job["fd"]):  # a program started by an environment must not keep the pipe open
         os.set_inheritable(descriptor, False)
     envs = None
     with os.fdopen(job["answers"], "w", buffering=1) as answers:
@@ -219,7 +219,7 @@ def main() -> None:
 
 
 def _make_envs(job: dict[str, Any]) -> tuple[GymEnvs, Any, Any]:
-    """Return this process's environments with its part of the shared arrays, its actions, and which are active."""
+    """Return this process's environments, which write to the shared arrays, and its views of `actions` and `active`."""
     views = SharedLayout.from_json(job["layout"]).views(Memory.attach(job["fd"], job["bytes"]))
     activity = views.pop("activity")[job["number"]]
     own: dict[str, Any] = {k: v[job["first"] : job["first"] + job["num_envs"]] for k, v in views.items()}

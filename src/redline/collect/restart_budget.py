@@ -1,23 +1,23 @@
-"""How many failures of environments or actors a run tolerates before it stops."""
+"""RestartBudget: the number of failures of environments or actors that a run tolerates before it stops."""
 
 from __future__ import annotations
 
 import time
 
-STORM, STORM_SECONDS = 5, 60.0  # so many failures of the same one within this time stop the run
+STORM, STORM_SECONDS = 5, 60.0  # this many failures of the same environment or actor within this time stop the run
 
 
 class RestartBudget:
     """Counts failures; each may be followed by a restart until the budget is spent."""
 
     def __init__(self, restarts: int, kind: str) -> None:
-        """`restarts` failures are tolerated in all. kind: what fails, in the singular."""
+        """`restarts`: failures tolerated in total. `kind`: noun for messages, "environment" or "actor"."""
         self.restarts, self.kind = restarts, kind
         self.failures = 0
-        self._times: dict[int, list[float]] = {}  # of the latest failures, by the number of what failed
+        self._times: dict[int, list[float]] = {}  # times of the latest failures, by index of the environment or actor
 
     def spend(self, number: int) -> str:
-        """Count a failure of `number`. Return why the run must stop, or an empty string if a restart is allowed."""
+        """Count a failure of environment or actor `number`. Return why the run must stop; empty if a restart is allowed."""
         self.failures += 1
         now = time.monotonic()
         times = [then for then in self._times.get(number, []) if now - then < STORM_SECONDS] + [now]

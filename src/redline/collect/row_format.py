@@ -1,4 +1,4 @@
-"""Fields of a row: one step of an actor's environments, as it travels through a shared ring."""
+"""Fields of a row: one step of a group of an actor's environments, as written to a shared ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from redline.core.records import Spec
 from redline.envs.gym_game import frame_shape
 
-# Arrays of GymEnvs by name, (K,) each: the results learners need, and those that episode statistics need.
+# Arrays of GymEnvs by name, (K,) each: those that learners need, and those that episode statistics need.
 STEP_FIELDS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 EPISODE_FIELDS = {
     "episode_over": np.bool_,
@@ -26,7 +26,7 @@ END_FLAGS = ("terminated", "truncated")  # where neither is set, `final_obs` equ
 
 
 def row_fields(spec: Spec, num_envs: int, outputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and dtype of each field by name; `outputs` are the algorithm's POLICY_OUTPUTS."""
+    """Return the shape and dtype of every field by name; `outputs` are the algorithm's POLICY_OUTPUTS."""
     frame, obs_dtype = frame_shape(spec), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
     return {
         "obs": ((num_envs, *frame), obs_dtype),
@@ -45,11 +45,11 @@ def spec_to_json(spec: Spec) -> dict[str, Any]:
 
 
 class SpecMismatch(Exception):
-    """An environment has another spec in a child process than in the learner's."""
+    """An environment's spec in a child process differs from the one in the learner's process."""
 
 
 def check_spec(env: str, spec: Spec, expected: dict[str, Any]) -> None:
-    """Raise SpecMismatch if `spec` differs from the learner's, as `spec_to_json` gave it."""
+    """Raise SpecMismatch if `spec` differs from `expected`, the `spec_to_json` of the learner's spec."""
     actual = spec_to_json(spec)
     if actual != expected:
         differences = "; ".join(

@@ -1,4 +1,4 @@
-"""Staging: rows of all rings side by side on the host and, for a GPU, their copies on the device."""
+"""RowStaging: gathers the rows of all rings on the host and, for a GPU, copies them to the device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONG_WAIT_NS = 10_000_000_000
 
 
 class RowStaging:
-    """Rows of all environments, (rows, N, …) by field, moved many at a time.
+    """Rows of all environments, (rows, N, …) by field, moved from the rings many at a time.
 
-    The newest row stays staged until the next has come: only then is it known whether that one continues it. Where an actor was
-    replaced or rows were dropped it does not, and the row is truncated there: no sample spans the break.
+    The newest row stays staged until the next one arrives, which shows whether it continues the row. It does not where an
+    actor was replaced or rows were dropped; there the row is marked as truncated, so that no sample spans the break.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class RowStaging:
         notify: Callable[[str], None],
         pin_memory: bool = True,
     ) -> None:
-        """`slices` are the environments of each ring. `min_rows` are moved at least; `check` raises if none will come."""
+        """`slices`: environments of each ring; `min_rows`: rows to wait for; `check` raises if no more rows will arrive."""
         self.rings, self.min_rows, self.check, self.notify = rings, min_rows, check, notify
-        self.capacity = rings[0].capacity + 1  # a ring's rows, and the one that stays
+        self.capacity = rings[0].capacity + 1  # a ring's rows, and the row that stays staged
         on_gpu = device.type == "cuda"
         fields = {**fields, "version": ((len(rings),), np.int64)}
         shapes = {name: ((self.capacity, *shape), dtype) for name, (shape, dtype) in fields.items()}
@@ -52,26 +52,26 @@ class RowStaging:
         self.copied = torch.cuda.Event() if on_gpu else None
         self.breaks: list[list[int]] = [
             [] for _ in rings
-        ]  # numbers of rows that do not continue the row before, by ring
-        self.rows = self.position = 0  # rows staged, and the one to learn from next; the last row stays
+        ]  # for each ring, numbers of the rows that do not continue the previous row
+        self.rows = self.position = 0  # number of staged rows, and index of the next to learn from
         self.wait_ns = self.move_ns = 0.0
 
     def next_row(self) -> int:
-        """Return the index of the next row to learn from; the row after it is staged, too."""
+        """Return the index of the next staged row to learn from; the row after it is staged, too."""
         if self.position + 1 >= self.rows:
             self._refill()
         self.position += 1
         return self.position - 1
 
     def add_break(self, ring: SharedRing) -> None:
-        """Note that the next row of a ring comes from another process than those before."""
+        """Record that a ring's next row does not continue the previous one, because its actor was replaced."""
         self.breaks[self.rings.index(ring)].append(ring.written)
 
     def _refill(self) -> None:
-        """Move more rows of all rings here, after waiting until there are enough."""
+        """Wait until all rings have enough rows, and stage them."""
         if self.copied is not None:
-            self.copied.synchronize()  # the rows before have left the host
-        if self.rows:  # the row that stayed becomes the first
+            self.copied.synchronize()  # the previous rows have left the host
+        if self.rows:  # the last row stays staged, as the first
             for array in self.arrays.values():
                 array[0] = array[self.rows - 1]
         start = min(self.rows, 1)
@@ -87,7 +87,7 @@ class RowStaging:
         self.move_ns += time.perf_counter_ns() - ready
 
     def wait(self, count: int, began: int) -> int:
-        """Wait until every ring has `count` rows; return how many each has at least."""
+        """Wait until every ring has `count` rows; return the number of rows that every ring has."""
         backoff, notified = Backoff(), False
         while (available := min(ring.available() for ring in self.rings)) < count:
             self.check()
@@ -98,10 +98,10 @@ class RowStaging:
         return available
 
     def copy_to_device(self) -> None:
-        """Start to copy the staged rows to the device; nothing to do where that is the host."""
+        """Start copying the staged rows to the GPU; do nothing on a CPU."""
         if self.stream is None or self.copied is None:
             return
-        self.stream.wait_stream(torch.cuda.current_stream())  # the learner has read the rows before
+        self.stream.wait_stream(torch.cuda.current_stream())  # the learner has read the previous rows
         with torch.cuda.stream(self.stream):
             for name, tensor in self.device.items():
                 tensor[: self.rows].copy_(self.host[name][: self.rows], non_blocking=True)
@@ -109,18 +109,18 @@ class RowStaging:
         torch.cuda.current_stream().wait_event(self.copied)
 
     def move(self, index: int, rows: int, start: int) -> None:
-        """Move `rows` rows of one ring to the rows from `start` on; truncate the row before each break."""
+        """Move `rows` rows of one ring to staged rows `start` onwards; mark the row before each break as truncated."""
         ring, part, breaks = self.rings[index], self.parts[index], self.breaks[index]
         moved = 0
         while moved < rows:
             here = start + moved
             copied = ring.take(rows - moved, part, here, breaks)
-            if not copied:  # all overwritten while they were copied
+            if not copied:  # all rows were overwritten while being copied
                 self.check()
                 time.sleep(0)
                 continue
             first = ring.next - copied
-            starts = [here] if ring.skipped else []  # staged rows that do not continue the one before
+            starts = [here] if ring.skipped else []  # staged rows that do not continue the previous one
             while breaks and breaks[0] < ring.next:
                 starts.append(here + max(0, breaks.pop(0) - first))
             for row in starts:
@@ -133,7 +133,7 @@ class RowStaging:
 def _host_arrays(
     shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]], pinned: bool, notify: Callable[[str], None]
 ) -> dict[str, Array]:
-    """Return zeros by name; in page-locked memory for a GPU to copy from if `pinned`, unless there is too little of it."""
+    """Return zero-filled arrays by name; in page-locked memory if `pinned`, unless there is too little of it."""
     if pinned:
         try:
             return {name: _page_locked(shape, dtype) for name, (shape, dtype) in shapes.items()}

@@ -1,7 +1,7 @@
 """Anonymous memory shared between processes, arrays laid out in it, and the memory fence that orders accesses to it.
 
-Everything built on it (rings, weights, status) is lock-free: a process may die at any time and no other waits for it. Every
-number has one writer. Aligned int64 are stored and loaded atomically; `fence` orders those stores and loads.
+The structures built on it (rings, weights, status) are lock-free: if a process dies, no other waits for it. Every number
+has a single writer. Aligned int64 are stored and loaded atomically; `fence` orders these stores and loads.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CELL = LINE // 8  # the same distance in int64
 def fence(lock: Any = threading.Lock) -> None:
     """Order memory accesses: every load and store before this call happens before any load or store after it.
 
-    Acquiring a lock keeps later accesses from moving ahead of it, releasing one keeps earlier accesses from moving behind it.
-    Both let accesses in, so that one acquire and release order nothing. A release followed by an acquire, however, are
-    ordered (on ARM a store-release before a load-acquire; on x86 each is a full fence): everything before the one precedes
-    everything after the other. The lock is new each time, so that no thread or signal handler can find it taken.
+    Acquiring a lock keeps later accesses from moving before it, and releasing one keeps earlier accesses from moving after
+    it. Both let accesses move in between, so a single acquire and release order nothing. A release followed by an acquire,
+    however, is ordered (on ARM a store-release before a load-acquire; on x86 each is a full fence): everything before the
+    release precedes everything after the acquire. A new lock each time cannot be held by a thread or signal handler.
     """
     own = lock()
     own.acquire()
@@ -43,25 +43,25 @@ def fence(lock: Any = threading.Lock) -> None:
 
 
 class Backoff:
-    """Waits without a lock: sleeps that double while there is nothing to do, so that polling costs next to nothing."""
+    """Exponential backoff for polling: sleeps twice as long each time while there is nothing to do."""
 
     def __init__(self, shortest: float = 20e-6, longest: float = 1e-3) -> None:
-        """Both in seconds."""
+        """`shortest` and `longest` sleep, in seconds."""
         self.shortest, self.longest = shortest, longest
         self.next = shortest
 
     def sleep(self) -> None:
-        """Sleep, and longer the next time."""
+        """Sleep, then double the next sleep, up to the longest."""
         time.sleep(self.next)
         self.next = min(2 * self.next, self.longest)
 
     def reset(self) -> None:
-        """Return to the shortest sleep: there was something to do."""
+        """Start again with the shortest sleep: there was something to do."""
         self.next = self.shortest
 
 
 class Memory:
-    """Zero-initialised memory that processes share. It has no name, so that nothing is left when its last process ends."""
+    """Zero-initialised memory shared by processes. It has no name, so nothing is left behind when the last process ends."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
@@ -70,7 +70,7 @@ class Memory:
 
     @classmethod
     def create(cls, size: int) -> Memory:
-        """Allocate `size` bytes: a memfd where the system has them, else an unlinked temporary file."""
+        """Allocate `size` bytes: a memfd where the system supports it, else an unlinked temporary file."""
         if hasattr(os, "memfd_create"):
             _check_free(size, int(psutil.virtual_memory().available), "memory")
             fd = os.memfd_create("redline")
@@ -94,7 +94,7 @@ class Memory:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Memory:
-        """Map memory that the parent process created, by an inherited descriptor, which is closed with it."""
+        """Map memory created by the parent process, given an inherited descriptor, which is closed with it."""
         if (actual := os.fstat(fd).st_size) < size:
             raise ValueError(f"descriptor {fd} holds {actual} bytes; expected {size}")
         return cls(fd, size)
@@ -115,7 +115,7 @@ class Memory:
 
 
 def _check_free(size: int, free: int, kind: str) -> None:
-    """Refuse to allocate more than there is."""
+    """Raise UserError if `size` bytes are more than are free."""
     if size > free:
         raise UserError(
             f"Collecting needs {size:,} bytes of shared {kind}, of which {free:,} are free; "
@@ -124,10 +124,10 @@ def _check_free(size: int, free: int, kind: str) -> None:
 
 
 class SharedLayout:
-    """Named arrays one after the other in shared memory, each on cache lines of its own."""
+    """Named arrays laid out consecutively in shared memory, each on its own cache lines."""
 
     def __init__(self, fields: Mapping[str, tuple[Sequence[int], DTypeLike]]) -> None:
-        """`fields`: shape and dtype by name."""
+        """`fields`: shape and dtype of each array by name."""
         self.fields = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in fields.items()}
         self.offsets: dict[str, int] = {}
         self.bytes = 0
@@ -146,7 +146,7 @@ class SharedLayout:
         return {name: memory.array(offset + self.offsets[name], *field) for name, field in self.fields.items()}
 
     def to_json(self) -> list[list[Any]]:
-        """Return the fields as JSON can hold them; `from_json` is the inverse."""
+        """Return the fields as JSON-compatible values; `from_json` is the inverse."""
         return [[name, list(shape), dtype.str] for name, (shape, dtype) in self.fields.items()]
 
     @classmethod

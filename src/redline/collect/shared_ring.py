@@ -5,8 +5,8 @@
     rest of the row      ◄─ has_response ◄──────────────────────┘
     commit ──────────────────────────────────────────────────────► available ─► take
 
-An open row already lies in its place in the ring; only `take` copies. Row n has the stamp 2 n + 1 from `open` on and 2 n + 2
-from `commit` on, by which the reader knows that it copied that row and no other.
+The writer fills an open row in place in the ring; only `take` copies. The stamp of row n is 2 n + 1 from `open` on and
+2 n + 2 from `commit` on, so the reader can tell whether it copied that row intact.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 
 from redline.collect.shared_memory import CELL, Array, Memory, SharedLayout, fence
 
-Row = dict[str, Array]  # views of one row's fields: (K, …), or () for a field that all environments share
-# Places of the numbers in the head, each on lines of its own. The reader writes READ and DROPPED, the server RESPONSES, the
-# actor the others.
+Row = dict[str, Array]  # views of one row's fields: (K, …), or () for a field shared by all environments
+# Positions of the numbers in the head, each on its own cache lines. The reader writes READ and DROPPED, the server
+# RESPONSES, the actor the others.
 _SPEC, _WRITTEN, _READ, _DROPPED, _REQUESTS, _RESPONSES = range(0, 6 * CELL, CELL)
-_MAX_ROWS = 1 << 60  # ever written: stamps are twice as large
+_MAX_ROWS = 1 << 60  # that can ever be written, because stamps are twice as large
 _SPEC_TYPES = {"capacity": int, "drop_oldest": bool, "check": bool, "sparse_field": str}
 
 
 @dataclass(frozen=True)
 class SharedRingSpec:
-    """Everything that both sides must agree on."""
+    """Layout and options of a ring, which writer, server and reader must agree on."""
 
     row: SharedLayout
-    capacity: int  # rows
+    capacity: int  # in rows
     drop_oldest: bool = False  # the writer overwrites rows that were not read in time; else it waits for room
     check: bool = False  # rows carry a checksum that `take` verifies
-    # A field that the next row repeats unless one of `flags` is set in this one: `take` copies it only where it is needed.
+    # A field whose values the next row repeats unless one of `flags` is set in this row: `take` copies it only where needed.
     sparse_field: str = ""
     flags: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ class SharedRingSpec:
         return SharedLayout({**own, **sums, **rows})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON can hold it; `from_json` is the inverse."""
+        """Return the spec as JSON-compatible values; `from_json` is the inverse."""
         sparse = {"sparse_field": self.sparse_field, "flags": list(self.flags)}
         return {
             "row": self.row.to_json(),
@@ -68,7 +68,7 @@ class SharedRingSpec:
 
     @classmethod
     def from_json(cls, spec: Mapping[str, Any]) -> SharedRingSpec:
-        """Return the spec that `to_json` described; raise ValueError for anything else."""
+        """Return the spec from the result of `to_json`; raise ValueError for anything else."""
         try:
             made = cls(**{**spec, "row": SharedLayout.from_json(spec["row"]), "flags": tuple(spec["flags"])})
             intact = made.to_json() == dict(spec) and all(
@@ -82,9 +82,9 @@ class SharedRingSpec:
 
 
 class SharedRing:
-    """One end of a ring: the writer's, the server's or the reader's, each used by one thread of one process.
+    """The writer's, server's or reader's end of a ring. Each end is used by only one thread of one process.
 
-    The first end made in zeroed memory initialises the ring.
+    The first end constructed in zeroed memory initialises the ring.
     """
 
     def __init__(self, memory: Memory, offset: int, spec: SharedRingSpec) -> None:
@@ -107,7 +107,7 @@ class SharedRing:
         self._next = self._head[_READ]
         self._gap = 0  # rows dropped since the last copied row
         self.skipped = (
-            0  # rows dropped just before the first row of the last `take`, which thus does not continue the one before
+            0  # rows dropped just before the first row of the last `take`; if not 0, that row continues no copied row
         )
 
     def _begin_writing(self) -> None:
@@ -115,7 +115,7 @@ class SharedRing:
         if not (0 <= self._written < _MAX_ROWS and 0 <= self._requests < _MAX_ROWS):
             raise RuntimeError(f"the ring is damaged: {self._written} rows were written, {self._requests} requested")
         self.row: Row | None = None  # the open row
-        self._waiting = False  # for a response
+        self._waiting = False  # for the server's response
 
     def _views(self, slot: int) -> Row:
         row = self._rows[slot]
@@ -127,7 +127,7 @@ class SharedRing:
 
     @property
     def is_open(self) -> bool:
-        """Whether a row was opened and not committed yet."""
+        """Whether a row is open: not committed yet."""
         return self.row is not None
 
     def open(self) -> Row | None:
@@ -141,16 +141,16 @@ class SharedRing:
                 raise RuntimeError(f"the ring is damaged: {self._read} of {number} rows were read")
             if number - self._read >= capacity:
                 return None
-            fence()  # the reader has finished with the row before it is written to
+            fence()  # write to the row only after the reader has finished with it
         slot = number % capacity
         self._stamp[slot] = 2 * number + 1
         if self._drops:
-            fence()  # a reader of any part of this row sees that stamp
+            fence()  # a reader that sees any part of this row sees that stamp
         self.row = self._rows[slot] or self._views(slot)
         return self.row
 
     def request(self) -> None:
-        """Request actions for the observations in the open row, which belongs to the server until `has_response`."""
+        """Request actions for the observations in the open row. The server owns the row until `has_response` is True."""
         if self.row is None or self._waiting:
             raise RuntimeError("no row is open to request actions for")
         fence()  # a server that sees the request sees the observations
@@ -163,12 +163,12 @@ class SharedRing:
         if self._head[_RESPONSES] != self._requests:
             return False
         if self._waiting:
-            fence()  # see the response before its actions are read
+            fence()  # read the response before its actions
             self._waiting = False
         return True
 
     def commit(self) -> None:
-        """Complete the open row."""
+        """Complete the open row and make it available to the reader."""
         if self.row is None or self._waiting:
             raise RuntimeError("the open row is the server's" if self._waiting else "no row is open")
         number = self._written
@@ -183,17 +183,17 @@ class SharedRing:
     # ------------------------------------------------------------------------------------------------ the server's end
 
     def pending(self) -> Row | None:
-        """Return views of the row that waits for actions, if one does."""
+        """Return views of the row that waits for actions; None if there is none."""
         requests = self._head[_REQUESTS]
         if requests == self._head[_RESPONSES]:
             return None
-        fence()  # see the request before the row's number and its observations
+        fence()  # read the request before the row's number and its observations
         self._serving = requests
         slot = self._head[_WRITTEN] % self.capacity
         return self._rows[slot] or self._views(slot)
 
     def respond(self) -> None:
-        """Announce that the row returned by `pending` holds its actions."""
+        """Signal that the row returned by `pending` now holds its actions."""
         if self._serving is None:
             raise RuntimeError("no request is being served")
         fence()  # an actor that sees the response sees the actions
@@ -203,11 +203,11 @@ class SharedRing:
     # ------------------------------------------------------------------------------------------------ the reader's end
 
     def available(self) -> int:
-        """Return the number of rows that `take` would copy."""
+        """Return the number of rows ready for `take`."""
         return self._unread(self._head[_WRITTEN])
 
     def _unread(self, written: int) -> int:
-        """Return how many rows to read. An overtaken reader skips to the newer half: few long gaps, not many short ones."""
+        """Return the number of rows to read. An overtaken reader skips to the newer half, for few long gaps, not many short."""
         unread: int = written - self._next
         if unread > self.capacity and self._drops and written < _MAX_ROWS:
             return max(1, self.capacity // 2)
@@ -218,10 +218,10 @@ class SharedRing:
         return unread
 
     def take(self, count: int, into: Mapping[str, Array], start: int = 0, breaks: Sequence[int] = ()) -> int:
-        """Copy up to `count` consecutive rows to `into` (rows, K, …) from row `start` on, free them, and return how many.
+        """Copy up to `count` consecutive rows to `into` (rows, K, …) from row `start` on, free them, and return their number.
 
-        `skipped` is non-zero if the first does not continue the last row copied before. The sparse field is copied for rows
-        with flags, for the last row, and for those before the row numbers in `breaks`.
+        `skipped` is nonzero if the first of them does not continue the last row copied before. The sparse field is copied
+        only for rows with flags, for the last row, and for rows that precede a row number in `breaks`.
         """
         written = self._head[_WRITTEN]
         unread = self._unread(written)
@@ -270,7 +270,7 @@ class SharedRing:
             into[self.spec.sparse_field][start + row] = self._sparse[(first + row) % self.capacity]
 
     def _overwritten(self, first: int, slot: int, until_wrap: int, rows: int) -> int:
-        """Return how many of the rows, counted from the first, were overwritten before they had been copied."""
+        """Return the number of leading rows that were overwritten before or while they were copied."""
         offset = 2 * (first - slot)  # expected stamps minus `_first_stamps`
         offsets = self._stamps[slot : slot + until_wrap] - self._first_stamps[slot : slot + until_wrap]
         if until_wrap < rows:
@@ -286,7 +286,7 @@ class SharedRing:
         return int(np.flatnonzero(offsets != offset)[-1]) + 1
 
     def _verify(self, first: int, rows: int, sums: Array, into: Mapping[str, Array], start: int) -> None:
-        """Raise if a copied row does not match its checksum."""
+        """Raise RuntimeError if a copied row does not match its checksum."""
         for row in range(rows):
             number = first + row
             if _checksum(number, {name: into[name][start + row] for name, _ in self._fields}) != sums[row]:
@@ -294,25 +294,25 @@ class SharedRing:
 
     @property
     def next(self) -> int:
-        """Number of the row after the last one copied."""
+        """Number of the next row to copy."""
         return self._next
 
     # ----------------------------------------------------------------------------------------------- the parent's view
 
     @property
     def written(self) -> int:
-        """Rows committed so far."""
+        """Number of rows committed so far."""
         return int(self._head[_WRITTEN])
 
     @property
     def dropped(self) -> int:
-        """Rows that were overwritten before they were read."""
+        """Number of rows that were overwritten before they were read."""
         return int(self._head[_DROPPED])
 
     def recover(self) -> int:
         """Discard the open row and the request of a dead writer; return the number of the next row.
 
-        Committed rows stay readable. A late response to the dead writer does no harm, because requests keep counting.
+        Committed rows stay readable. A late response to the dead writer does no harm, because request numbers keep increasing.
         """
         self._head[_RESPONSES] = self._head[_REQUESTS]
         self._begin_writing()

@@ -1,4 +1,4 @@
-"""The newest weights of a network in shared memory: one process publishes, any number fetch, and none waits for another."""
+"""The newest weights of a network in shared memory, lock-free: one process publishes them, any number fetch them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from redline.collect.shared_memory import CELL, Array, Memory, SharedLayout, fen
 
 
 class SharedWeights:
-    """Versions of a network's weights in a small cycle of buffers.
+    """Versions of a network's weights in a small circle of buffers.
 
-    The writer never writes to the buffer that holds the newest version. A buffer's stamp is odd while it is being written:
-    2 version + 1, then 2 version + 2. A reader that finds another stamp after copying was overtaken and copies again.
+    The writer never writes to the buffer that holds the newest version. A buffer's stamp is 2 version + 1 while it is being
+    written, then 2 version + 2. A reader that finds another stamp after copying was overtaken, and copies again.
     """
 
     def __init__(self, memory: Memory, offset: int, size: int, buffers: int = 2, check: bool = False) -> None:
-        """`size` in bytes. `check`: verify the checksum of fetched weights, which costs about as much as copying them."""
+        """`size` is in bytes. `check`: verify the checksum of fetched weights, which takes about as long as copying them."""
         if buffers < 2:
             raise ValueError(f"buffers is {buffers}; expected at least 2")
         views = self.layout(size, buffers).views(memory, offset)
@@ -37,11 +37,11 @@ class SharedWeights:
 
     @property
     def version(self) -> int:
-        """The newest version; -1 before the first."""
+        """The newest version; -1 before the first publication."""
         return int(self._newest[0] // self.buffers) - 1
 
     def publish(self, array: Array, version: int) -> None:
-        """Make `array` the newest weights. Versions must increase."""
+        """Publish `array` as the newest weights. Versions must increase."""
         newest, current = self.version, self._newest[0] % self.buffers
         if version <= newest:
             raise ValueError(f"version is {version}; expected more than {newest}, the last published")
@@ -56,7 +56,7 @@ class SharedWeights:
         self._newest[0] = (version + 1) * self.buffers + buffer
 
     def fetch(self, into: Array, newer_than: int = -1) -> int | None:
-        """Copy the newest weights into a contiguous array and return their version; None if it is not newer."""
+        """Copy the newest weights into a contiguous array and return their version; None if not above `newer_than`."""
         while True:
             version, buffer = divmod(self._newest[0], self.buffers)
             version -= 1

@@ -1,4 +1,4 @@
-"""Collect from CPU environments in this process: the learner chooses actions, the environments step, one after the other."""
+"""Collect from CPU environments in this process: the learner chooses actions and the environments step, in turn."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from redline.engine.stages import Stage, Stages
 from redline.envs.batch import Rules
 from redline.envs.gym_game import GymState, frame_shape, stacked
 
-_ENDLESS = 100_000  # steps of an episode after which a time limit is advised
+_ENDLESS = 100_000  # episode length from which a time limit is recommended
 
 
 class CPUCollector(Collector):
-    """Static device buffers for one transition of N CPU environments, and the frame stacks the policy sees.
+    """Base of collectors for N CPU environments: static device buffers for one transition, and the policy's frame stacks.
 
-    Subclasses fill `state`, `episode_start`, `action` and the results of the step. The environments cannot be saved: a resumed
-    run starts new episodes.
+    Subclasses fill `state`, `episode_start`, `action` and the results of the step. CPU environments cannot be saved, so a
+    resumed run starts new episodes.
     """
 
     episode_stats: CPUEpisodeStats
@@ -34,7 +34,7 @@ class CPUCollector(Collector):
         self, rules: Rules, learner: Learner, num_envs: int, device: torch.device, notify: Callable[[str], None]
     ) -> None:
         self.rules, self.learner, self.notify = rules, learner, notify
-        self._advised = False  # to limit episodes
+        self._advised = False  # a time limit has been recommended
         game: Any = rules.game
         self.episode_stats = CPUEpisodeStats([game.level_of(learner.first_env + i) for i in range(num_envs)])
         spec = learner.spec
@@ -49,10 +49,10 @@ class CPUCollector(Collector):
         self.final_obs = torch.zeros_like(frame)  # frame after the action, before any reset
         self.reward = torch.zeros(num_envs, device=device)
         self.terminated, self.truncated = flag.clone(), flag.clone()
-        self.unused = flag  # stands for fields that no learner reads: the host counts episodes
+        self.unused = flag  # placeholder for fields that learners do not read: episodes are counted on the host
 
     def observe(self) -> Tensor:
-        """Push the newest frames to the stacks and return the observations (N, …)."""
+        """Push the newest frames onto the frame stacks and return the observations (N, …)."""
         if self.frames > 1:
             self.stack.obs.copy_(stacked(self.stack.obs, self.state.obs, self.episode_start))
         return self.rules.game.observe(self.rules.config, self.stack)
@@ -67,7 +67,7 @@ class CPUCollector(Collector):
         self.learner.ingest(Transition(self.state, self.action, step))
 
     def advise_limit(self, length: int) -> None:
-        """Advise a time limit, once, if an episode has lasted `length` steps and nothing limits it."""
+        """Recommend a time limit, once, if `length` steps are suspiciously long for an episode and nothing limits it."""
         if length >= _ENDLESS and not self.rules.time_limit and not self.learner.spec.limit and not self._advised:
             self._advised = True
             self.notify(
@@ -77,10 +77,10 @@ class CPUCollector(Collector):
 
 
 class SyncCollector(CPUCollector):
-    """CPU environments of this process, stepped between acting and ingesting.
+    """Steps CPU environments in this process.
 
-    One that raises an exception is replaced; its episode ends with the step before, and nothing is learned from the step
-    that failed.
+    An environment that raises an exception is replaced. Its episode ends with the step before, and the learner forgets
+    the failed step.
     """
 
     def __init__(
@@ -108,20 +108,20 @@ class SyncCollector(CPUCollector):
             self._forget()
 
     def _forget(self) -> None:
-        """Have the learner learn nothing from steps whose environment failed and was replaced."""
+        """Make the learner forget the steps in which an environment failed and was replaced."""
         lost = torch.zeros(len(self.envs.envs), dtype=torch.bool)
         lost[self.envs.discarded] = True
         self.envs.discarded.clear()
         self.learner.forget(lost.to(self.action.device))
 
     def copy_in(self, *names: str) -> None:
-        """Copy arrays of the environments to the buffers on the device."""
+        """Copy the named arrays of the environments to the device buffers."""
         for name in names:
             buffer = self.state.obs if name == "obs" else getattr(self, name)
             buffer.copy_(torch.from_numpy(getattr(self.envs, name)))
 
     def copy_actions(self) -> np.ndarray[Any, Any]:
-        """Return the actions (N,) on the host. Waits for the device."""
+        """Return the actions (N,) int64 on the host; synchronizes with the device."""
         return self.action.cpu().numpy()
 
     @property
@@ -144,7 +144,7 @@ class SyncCollector(CPUCollector):
         self.episode_start.copy_(self.terminated | self.truncated)
 
     def metrics(self) -> dict[str, float]:
-        """Return the environments replaced, and the values masked where that is on."""
+        """Return the number of replaced environments and, if masking is enabled, of masked values."""
         self.advise_limit(int(self.envs.length.max(initial=0)))
         masked = {"masked_values": float(self.envs.masked)} if self.rules.config.nonfinite == "mask" else {}
         return {"restarts": float(self.supervisor.budget.failures)} | masked

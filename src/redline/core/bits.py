@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def heights(columns: Tensor) -> Tensor:
-    """Return the position of the highest bit plus one, 0 for none, int32: the exponent of the number as a float."""
+    """Return the position of the highest set bit plus one, int32, 0 for none: the exponent of the number as a float."""
     if columns.dtype == torch.int32:  # up to 24 bits are exact in a float32
         return ((columns.to(torch.float32).view(torch.int32) >> 23) - 126).clamp(min=0)
     return ((columns.to(torch.float64).view(torch.int64) >> 52) - 1022).clamp(min=0).to(torch.int32)
 
 
 def count_octets(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each octet of the lower 32 bits, the count of set bits and the sum of their places 0 to 7, in place.
+    """Return the number of set bits in each octet of the lower 32 bits, and the sum of their places 0 to 7, as octets.
 
-    Built up together, from 2 to 4 to 8 bits: the upper half of a group lies 1, 2 or 4 places higher.
+    Both are built up from 2 to 4 to 8 bits: the upper half of a group lies 1, 2 or 4 places higher.
     """
     place = (x >> 1) & 0x55555555
     count = x - place
@@ -40,12 +40,12 @@ def pair_octets(octets: Tensor) -> Tensor:
 
 
 def fold_halves(halves: Tensor) -> Tensor:
-    """Return the sum of two halves, below 2**15, int32."""
+    """Return the sum of two halves of 16 bits, which must be below 2**15, int32."""
     return ((halves + (halves >> 16)) & 0x7FFF).to(torch.int32)
 
 
 def weigh_octets(octets: Tensor) -> Tensor:
-    """Return the sum of four octets, times 0, 1, 2 and 3, int32."""
+    """Return the weighted sum of four octets, with weights 0, 1, 2 and 3 from the lowest, int32."""
     upper = (octets >> 8) & 0x00FF00FF
     halves = (octets & 0x00FF00FF) + upper
     return ((upper & 0xFFFF) + (upper >> 16) + 2 * (halves >> 16)).to(torch.int32)
@@ -57,10 +57,10 @@ def count_bits(x: Tensor) -> Tensor:
 
 
 def count_all_bits(words: Sequence[Tensor]) -> Tensor:
-    """Return the number of set bits in all of the words together, at most 31 tensors of one shape, int32.
+    """Return the total number of set bits in `words`, at most 31 tensors of equal shape, int32.
 
-    Three words are added bit by bit to a sum and a carry until one word of each weight is left (Harley and Seal): eleven
-    words take four counts instead of eleven.
+    Three words are added bitwise to a sum and a carry until one word of each weight is left (Harley and Seal): eleven words
+    take four counts instead of eleven.
     """
     weight, octets = 1, torch.zeros_like(words[0])
     while words:

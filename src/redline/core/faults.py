@@ -2,17 +2,18 @@
 
     REDLINE_FAULT="kill@save.manifest:3,raise@env.step:100,slow@save:2s,nan@gradient:5"
 
-A rule is ACTION@PHASE, and acts each time the phase is reached. With `:N` it acts the N-th time only; with `:/PATH` when that
-file exists, which the first process to act removes. Each process counts for itself; actors read the variable too. Actions:
+A rule is ACTION@PHASE, and acts every time the phase is reached. With `:N` it acts only the N-th time; with `:/PATH` only if
+that file exists, and the first process to act removes it. Each process counts separately; actors read the variable too.
+Actions:
 
     kill     end the process with SIGKILL         raise    raise InjectedFault
     sigterm  send the process SIGTERM; likewise   oom      run out of memory
              sigint, sighup, sigusr1              full     fail as on a full disk
-    hang     sleep for ever                       nan      spoil the phase's data with NaN
+    hang     sleep indefinitely                   nan      overwrite the phase's data with NaN
     slow     sleep; `:2.5s` instead of `:N`
 
-Except for `nan`, a rule that acts says so in one line on standard error. The variable is read once, at import; without it
-`reach` costs one truth test, and no phase lies inside compiled code or a captured graph. Imports no torch.
+Except for `nan`, a rule that acts prints a line to standard error. The variable is read once, on import; without it,
+`reach` costs one truth test, and no phase lies inside compiled code or a captured graph. Does not import torch.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from redline.core.errors import UserError, nearest
 
 
 class Phase(StrEnum):
-    """Every place that a rule can name, each just before its action unless the comment says otherwise.
+    """The places in a run that a rule can name, each reached just before its action unless the comment says otherwise.
 
-    On a GPU the phases of an iteration after ITERATION are reached until it is captured as a graph.
+    On a GPU the phases after ITERATION are only reached until the iteration is captured as a graph.
     """
 
     SESSION = "session"  # environments and learner are built
@@ -78,13 +79,13 @@ class Phase(StrEnum):
     BLOCKS_BEGIN = "blocks.begin"
     BLOCKS_DATA = "blocks.data"
     BLOCKS_ENTRY = "blocks.entry"
-    REPLAY_WRITE = "replay.write"  # a row goes to a replay memory off the device, in the thread that writes it
+    REPLAY_WRITE = "replay.write"  # a row is written to a replay memory off the device, in the writing thread
 
 
 PHASES = tuple(phase.value for phase in Phase)
 SAVE_PHASES = tuple(phase for phase in PHASES if phase.partition(".")[0] == "save")
 BLOCK_PHASES = tuple(phase for phase in PHASES if phase.startswith("blocks."))
-# Phases with data that `nan` can spoil: there `reach` returns True and the caller does it.
+# Phases with data that `nan` can spoil: `reach` returns True and the caller overwrites the data.
 _DATA_PHASES = (Phase.GRADIENT, Phase.WEIGHTS, Phase.ENV_OBS, Phase.ENV_REWARD)
 
 _SIGNALS = {"kill": "SIGKILL", "sigterm": "SIGTERM", "sigint": "SIGINT", "sighup": "SIGHUP", "sigusr1": "SIGUSR1"}
@@ -105,11 +106,11 @@ class _Rule:
     phase: str
     nth: int | None = None  # act only the n-th time; None: every time
     seconds: float = 0.0  # to sleep
-    file: str | None = None  # act only when it exists, and remove it
+    file: str | None = None  # act only if it exists, and remove it
     reached: int = 0
 
     def acts(self) -> bool:
-        """Whether to act now that the phase is reached."""
+        """Return whether to act now that the phase is reached; the rule's file, if any, is removed."""
         if self.file is None:
             return self.nth in (None, self.reached)
         try:
@@ -120,7 +121,7 @@ class _Rule:
 
 
 def parse(text: str) -> list[_Rule]:
-    """Return the rules in the value of REDLINE_FAULT."""
+    """Return the rules in a value of REDLINE_FAULT; raise UserError for an invalid one."""
     rules = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = _RULE.fullmatch(part)
@@ -130,7 +131,7 @@ def parse(text: str) -> list[_Rule]:
                 f"when that file exists, or slow@PHASE:2.5s. Actions: {', '.join(_ACTIONS)}."
             )
         action, phase = match["action"] or "slow", match["phase"] or match["slow_phase"]
-        # A typing mistake must not become a test that cannot fail.
+        # A typo must not lead to a test that cannot fail.
         if phase not in PHASES:
             raise UserError(
                 f"REDLINE_FAULT names the phase '{phase}', which does not exist{nearest(phase, PHASES)}; "
@@ -147,18 +148,18 @@ _rules = parse(os.environ.get("REDLINE_FAULT", ""))
 
 
 def arm(text: str) -> None:
-    """Replace the rules and reset their counts; an empty text removes them all."""
+    """Replace all rules and reset their counts; an empty text removes them."""
     global _rules
     _rules = parse(text)
 
 
 def reached() -> dict[str, int]:
-    """Return how often the phase of each rule was reached in this process."""
+    """Return how often each rule's phase was reached in this process."""
     return {rule.phase: rule.reached for rule in _rules}
 
 
 def reach(phase: str) -> bool:
-    """Announce that `phase` is reached. Return whether the caller shall spoil its data; False unless a rule says so."""
+    """Apply the rules for `phase`, which is reached now; return whether the caller must overwrite its data with NaN."""
     if not _rules:
         return False
     rules = [rule for rule in _rules if rule.phase == phase]
@@ -185,7 +186,7 @@ def spoil(data: Any) -> None:
 def _act(rule: _Rule) -> bool:
     if rule.action == "nan":
         return True
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a standard error that is closed, or none
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be closed or missing
         print(f"REDLINE_FAULT: {rule.action} at {rule.phase}", file=sys.stderr, flush=True)
     if rule.action in _SIGNALS:
         os.kill(os.getpid(), getattr(signal, _SIGNALS[rule.action]))

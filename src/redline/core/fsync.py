@@ -1,4 +1,4 @@
-"""Durability: flush a folder's entries to the disk."""
+"""Durability: flush the entries of a folder to disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, so that a rename survives a power failure."""
+    """Flush the entries of a folder to disk, so that a rename survives a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
-"""C++ compiled on first use, and kept in this user's cache.
+"""Compile C++ on first use, and cache the libraries in the user's cache folder.
 
-For loops of one thread, which processes that play environments load without torch's compiler. A loop that shares torch's
-threads is built by that: see `engine.gather`.
+For single-threaded loops, which environment processes can load without torch's compiler. A loop that shares torch's threads
+is built by torch's compiler instead, see `engine.gather`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SECONDS_TO_COMPILE = 120
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler that torch.compile uses on a CPU, or an empty string."""
+    """Return the C++ compiler that torch.compile uses on a CPU; empty if there is none."""
     for name in (os.environ.get("CXX", ""), "g++", "clang++"):
         if name and shutil.which(name):
             return name
@@ -39,15 +39,15 @@ def processor_name() -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what Redline remembers between runs; it may be deleted at any time."""
+    """Return Redline's cache folder, which may be deleted at any time."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (folder if folder.is_absolute() else Path.home() / ".cache") / "redline"
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """Return the shared library of a C++ file; raise OSError where it cannot be compiled or loaded.
+    """Return the compiled shared library of a C++ file, cached; raise OSError if it cannot be compiled or loaded.
 
-    It is compiled again when the source, the compiler or the system changes.
+    It is recompiled when the source, the compiler or the system changes.
     """
     compiler = find_compiler()
     if not compiler:
@@ -56,16 +56,16 @@ def load_library(source: Path) -> ctypes.CDLL:
     depends_on = "\n".join((source.read_text(), *command, platform.platform(), platform.machine()))
     try:
         path = cache_folder() / f"{source.stem}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.so"
-    except RuntimeError as error:  # there is no home
+    except RuntimeError as error:  # there is no home folder
         raise OSError(str(error)) from error
     if path.exists():
-        with contextlib.suppress(OSError):  # it may be damaged
+        with contextlib.suppress(OSError):  # the file may be damaged: compile again
             return ctypes.CDLL(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may compile at once
         made = Path(folder) / path.name
         _compile([*command, "-o", str(made)])
-        library = ctypes.CDLL(str(made))  # only what can be loaded is kept
+        library = ctypes.CDLL(str(made))  # cache only libraries that can be loaded
         os.replace(made, path)
     return library
 

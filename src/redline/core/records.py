@@ -1,7 +1,7 @@
-"""Records that travel between the folders, and the few operations on them.
+"""Records passed between packages, and operations on them.
 
 A record is a NamedTuple of tensors with the batch on axis 0: immutable, a pytree for torch.compile, without hidden
-state. Shapes are written with these letters: N environments, A actions, B samples, H rows and W columns of a board.
+state. Letters in shapes: N environments, A actions, B samples, H rows and W columns of a board.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ Tier = Literal["cpu-few", "cpu-many", "gpu-small", "gpu-mid", "gpu-large"]
 
 
 class Ending(IntEnum):
-    """How a step left an episode. The values are stored in replay memory; compiled code reads `.value`."""
+    """Whether and how a step ended its episode. The values are stored in replay memory; compiled code reads `.value`."""
 
-    RUNNING = 0  # the episode goes on
+    RUNNING = 0  # the episode continues
     TERMINATED = 1  # the game is over, won or lost: its value is zero from here on
     TRUNCATED = 2  # a time limit or the rules stopped it: bootstrap from the final observation
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Shapes, dtypes and properties of an environment that a learner needs."""
+    """Shapes, dtypes and other properties of an environment that a learner needs."""
 
     obs_shape: tuple[int, ...]  # of one observation; boards have channels first: (planes, height, width)
     obs_dtype: torch.dtype
-    obs_scale: tuple[float, ...]  # per channel (afterstates: per feature): multiplies usual values to about 1
+    obs_scale: tuple[float, ...]  # per channel (afterstates: per feature): factor that scales usual values to about 1
     obs_high: float  # largest value in an observation
     num_actions: int
-    score_name: str  # noun for the score, as "foods"
+    score_name: str  # noun for the score, such as "foods"
     obs_low: float = 0  # smallest value in an observation
     masked: bool = False  # some actions can be illegal: use the game's `legal`
     afterstates: bool = (
         False  # an observation is (A, F): row a describes the board after action a, feature 0 its reward
     )
-    # Rows and columns of the board whose cells are features 1 to H * W of an afterstate, row by row; None: there is none.
+    # Rows and columns of the board, if its cells are features 1 to H * W of an afterstate, row by row; else None.
     afterstate_board: tuple[int, int] | None = None
     frames: int = 1  # number of stacked frames in an observation, the newest last
     truncates: bool = False  # the rules can truncate an episode (Events.truncated)
-    limit: int = 0  # steps after which the rules truncate at the latest; 0: unknown
-    winnable: bool = True  # a game can be won (Events.won); False: win rates mean nothing and are not shown
+    limit: int = 0  # most steps in an episode before the rules truncate it; 0: unknown
+    winnable: bool = True  # a game can be won (Events.won); False: win rates are meaningless and not shown
 
 
 class Events(NamedTuple):
-    """Result of a game's step besides reward and termination. Each (N,)."""
+    """Results of a game's step other than reward and termination. Each (N,)."""
 
     score: Tensor  # int32: increase of the score (Snake: foods eaten)
     won: Tensor  # bool: the game ended and was won
@@ -60,7 +60,7 @@ class Events(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """Statistics of the current episode; in a Step, of the one that the step ended. Each (N,)."""
+    """Statistics of the current episode; in a Step, of the episode that the step belongs to. Each (N,)."""
 
     length: Tensor  # int32: steps
     score: Tensor  # int32
@@ -68,14 +68,14 @@ class Episode(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of N environments with auto-reset in the same step. Each tensor is (N, …)."""
+    """One step of N environments with same-step auto-reset. Each tensor is (N, …)."""
 
     reward: Tensor  # float32
     terminated: Tensor  # bool: the game is over; do not bootstrap
     truncated: Tensor  # bool: stopped by a time limit or by the rules; bootstrap from final_state
     won: Tensor  # bool: terminated by winning
-    final_state: Any  # the game's State after the action and before any reset; the next state where nothing ended
-    episode: Episode  # statistics including this step; an episode's result where terminated | truncated
+    final_state: Any  # the game's State after the action, before any reset; the next state where the episode continues
+    episode: Episode  # statistics including this step; final where terminated | truncated
 
 
 class Batch(NamedTuple):
@@ -86,13 +86,13 @@ class Batch(NamedTuple):
     reward: Tensor  # float32: discounted n-step sum
     next_obs: Tensor  # observation to bootstrap from
     discount: Tensor  # float32: gamma ** steps taken, 0 where the game terminated
-    weight: Tensor  # float32: importance weight; 1 without priorities, 0 for a sample that must not count
+    weight: Tensor  # float32: importance weight; 1 without priorities, 0 for a sample to ignore
     next_legal: Tensor | None = None  # (B, A) bool: legal actions in next_obs; None: all
     place: Tensor | None = None  # int64: index of the transition in a prioritized replay memory
 
 
 class PolicyInput(NamedTuple):
-    """Input of a behaviour policy for N of the environments."""
+    """Input of a behaviour policy for a subset of N environments."""
 
     obs: Tensor  # (N, …)
     legal: Tensor | None  # (N, A) bool; None: all actions are legal
@@ -100,12 +100,12 @@ class PolicyInput(NamedTuple):
     env_index: Tensor  # (N,) int64: indices among all environments
     num_envs: int  # number of all environments
     draw: Tensor  # () int64: counter of random draws, unique for every action of an environment
-    acted: Tensor  # () int64: actions that every environment has taken before
+    acted: Tensor  # () int64: number of actions that every environment has already taken
     progress: Tensor  # () float32: fraction of training done, 0 to 1
 
 
 class Transition(NamedTuple):
-    """One step of all environments, as a collector hands it to a learner. Each (N, …)."""
+    """One step of all environments, passed from a collector to a learner. Each (N, …)."""
 
     state: Any  # the game's State before the action
     action: Tensor  # int64
@@ -114,7 +114,7 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Hardware:
-    """Properties of the machine that settings depend on."""
+    """Machine properties that settings depend on."""
 
     device: str  # cpu, cuda, cuda:1, mps
     name: str  # model of the CPU or GPU
@@ -131,7 +131,7 @@ class Hardware:
 
     @property
     def tier(self) -> Tier:
-        """Hardware class that recipes choose settings by. An Apple GPU counts as its CPU."""
+        """Hardware class by which recipes choose settings. An Apple GPU counts as its CPU."""
         if self.kind != "cuda":
             return "cpu-few" if self.cores <= 4 else "cpu-many"
         if self.memory_gb < 10:
@@ -140,7 +140,7 @@ class Hardware:
 
 
 def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
-    """Apply `function` field by field to records of one type, including nested records."""
+    """Return a record made by applying `function` field by field to records of one type, including nested ones."""
     first = records[0]
     values = (
         map_record(function, *fields) if isinstance(fields[0], tuple) else function(*fields)
@@ -150,7 +150,7 @@ def map_record(function: Callable[..., Tensor], *records: RecordT) -> RecordT:
 
 
 def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
-    """Select per environment: `yes` where `condition` (N,) bool, else `no`."""
+    """Return the fields of `yes` where `condition` (N,) bool is True, else those of `no`."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition.view(-1, *(1,) * (a.dim() - 1)), a, b)
@@ -159,7 +159,7 @@ def where(condition: Tensor, yes: RecordT, no: RecordT) -> RecordT:
 
 
 def leaves(record: tuple[Any, ...], prefix: str = "") -> dict[str, Tensor]:
-    """Return all tensors of a record by dotted name, without fields that are None."""
+    """Return all tensors of a record by dotted name, omitting fields that are None."""
     tensors: dict[str, Tensor] = {}
     for name, value in zip(record._fields, record, strict=True):  # type: ignore[attr-defined]
         if isinstance(value, tuple):

@@ -1,12 +1,12 @@
-"""Registry: find and load games, algorithms, replay kinds and recipes without importing those that are not used.
+"""Registry: find and load games, algorithms, replay kinds and recipes, importing only those that are used.
 
-Members come from three places, in this order of precedence:
+Members come from three sources, in this order of precedence:
 
 1. the modules of a package's folder (`redline/games/snake.py` is the game `snake`),
 2. entry points of a group (`[project.entry-points."redline.games"]` in the metadata of an installed distribution),
 3. for `load` only: any other module by its import name, found on the Python path or in the current folder.
 
-A module that cannot be imported is reported by `failures` and by loading its name. It never breaks another name.
+A module that cannot be imported is reported by `failures` and when it is loaded. It never affects other members.
 This module and `Registry.names` do not import torch.
 """
 
@@ -42,20 +42,20 @@ class ImportFailed(UserError):
 
 
 def defines(*names: str) -> Callable[[str], bool]:
-    """Return a test of source text: does it define each of `names` (function, class or assignment) at the top level?"""
+    """Return a predicate that tests whether source text defines all `names` (function, class or assignment) at top level."""
     patterns = [re.compile(rf"^(?:def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE) for name in names]
     return lambda source: all(pattern.search(source) for pattern in patterns)
 
 
 class Registry(Generic[T]):
-    """The members of one kind, by name.
+    """Finds and loads the members of one kind, by name.
 
-    kind: singular noun for messages, as "game".
+    kind: singular noun for messages, such as "game".
     package: dotted name of the package whose modules are members. Modules with a leading underscore are skipped.
-    group: entry point group, as "redline.games".
-    is_member: decides from a module's source text, unimported, whether it is a member. See `defines`.
-    build: makes the member from its name and the imported object (a module, or the target of an entry point) and
-        raises UserError where the object is not valid. Without it, the object itself is the member.
+    group: entry point group, such as "redline.games".
+    is_member: decides from the source text of a module, without importing it, whether it is a member. See `defines`.
+    build: makes the member from its name and the imported object (a module, or the target of an entry point), or
+        raises UserError if the object is invalid. None: the object itself is the member.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Registry(Generic[T]):
         return source if source is None or isinstance(source, str) else source.module
 
     def load(self, name: str) -> T:
-        """Import the member called `name`, validate it and return it; the same object on every call."""
+        """Return the member called `name`, imported and validated on first use; the same object on every call."""
         if name not in self._members:
             source = self._find().get(name)
             target = self._import_outside(name) if source is None else self._import(name, source)
@@ -89,7 +89,7 @@ class Registry(Generic[T]):
         return self._members[name]
 
     def failures(self) -> dict[str, str]:
-        """Load every member and return a sentence for each that fails, by name."""
+        """Load all members and return the error messages of those that fail, by name."""
         messages = {}
         for name in self.names():
             try:
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
         return messages
 
     def refresh(self) -> None:
-        """Forget all names and members: the next call scans the folder and the entry points again."""
+        """Clear the cache: the next call scans the folder and the entry points again."""
         self._sources = None
         self._members.clear()
 
@@ -131,7 +131,7 @@ class Registry(Generic[T]):
             raise ImportFailed(f"The {self.kind} '{name}' ({where}) cannot be imported: {_describe(error)}") from error
 
     def _import_outside(self, name: str) -> ModuleType:
-        """Import a module that is no registered member by its import name, from the path or the current folder."""
+        """Import and return an unregistered module by its import name, from the Python path or the current folder."""
         if not all(part.isidentifier() for part in name.split(".")):
             raise UnknownName(self.unknown(name))
         with current_folder_importable(name):
@@ -149,7 +149,7 @@ class Registry(Generic[T]):
             if "." not in name and not (
                 spec.origin and spec.origin.endswith(".py") and self._accepts(Path(spec.origin))
             ):
-                # A mistyped name may be that of any installed module: do not import what is no member.
+                # A mistyped name may be the name of any installed module: do not import modules that are not members.
                 raise NoMember(f"{self.unknown(name)} The module '{name}' ({spec.origin}) does not define one.")
             try:
                 return importlib.import_module(name)
@@ -157,7 +157,7 @@ class Registry(Generic[T]):
                 raise ImportFailed(self._broken(name, error)) from error
 
     def unknown(self, name: str) -> str:
-        """Return the sentence for a name that is no member, with the nearest that is."""
+        """Return the error message for an unknown name, suggesting the nearest known one."""
         if place := instead_of_file(name):
             return f"There is no {self.kind} '{name}'{place}"
         known = self.names()
@@ -173,7 +173,7 @@ class Registry(Generic[T]):
 
 @contextlib.contextmanager
 def current_folder_importable(name: str) -> Iterator[None]:
-    """Let modules be imported from the current folder too, unless the path provides the first part of `name` already."""
+    """Make the current folder importable during the `with` statement, unless the path already provides `name`'s package."""
     try:
         missing = importlib.util.find_spec(name.partition(".")[0]) is None
     except (ImportError, ValueError):
@@ -196,6 +196,6 @@ def current_folder_importable(name: str) -> Iterator[None]:
 
 
 def _describe(error: Exception) -> str:
-    """Return an exception's type and message as the end of a sentence."""
+    """Return an exception's type and message, to end a sentence with."""
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."

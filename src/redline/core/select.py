@@ -1,7 +1,7 @@
 """Sets of cells as bits, and selection of a cell by rank without a scan.
 
-A set of C cells is K = ceil(C / 30) words of S = ceil(C / K) bits, int32: cell c is bit c % S of word c // S. int32 is the
-width that vectorises on every CPU; 30 bits keep clear of its sign.
+A set of C cells is K = ceil(C / 30) int32 words of S = ceil(C / K) bits: cell c is bit c % S of word c // S. int32
+vectorises on every CPU; 30 bits leave its sign bit unused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 30
 
 
 def layout(cells: int) -> tuple[int, int]:
-    """Return K words of S bits for this number of cells."""
+    """Return (K, S), the number of words and bits per word, for a number of cells."""
     words = -(-cells // _MOST)
     return words, -(-cells // words)
 
@@ -30,7 +30,7 @@ def full_set(cells: int) -> list[int]:
 
 
 def one_cell(cell: Tensor, cells: int) -> list[Tensor]:
-    """Return the sets of one cell each, word by word: (N,) int32 -> K times (N,) int32; a negative cell gives the empty set."""
+    """Return one-cell sets as K words (N,) int32, from cells (N,) int32; a negative cell gives the empty set."""
     words, size = layout(cells)
     word = torch.div(cell, size, rounding_mode="floor")
     bit = torch.ones_like(cell) << torch.where(cell < 0, 0, cell - word * size)
@@ -38,7 +38,7 @@ def one_cell(cell: Tensor, cells: int) -> list[Tensor]:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Pack rows of cells into sets: (N, C) bool -> (N, K) int32."""
+    """Return rows of cells (N, C) bool as sets (N, K) int32."""
     words, size = layout(mask.shape[1])
     padded = F.pad(mask, (0, words * size - mask.shape[1])).view(-1, words, size)
     bit = 1 << torch.arange(size, dtype=torch.int32, device=mask.device)
@@ -46,7 +46,7 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
-    """Draw a member of each row, all equally likely: mask (N, C) bool, random_bits (N,) int64 -> (N,) int64.
+    """Return a random member (N,) int64 of each row of `mask` (N, C) bool, all equally likely. random_bits (N,) int64.
 
     A row without members gives an arbitrary cell.
     """
@@ -57,11 +57,11 @@ def draw(mask: Tensor, random_bits: Tensor) -> Tensor:
 
 
 def nth_cell(members: Sequence[Tensor], rank: Tensor, cells: int) -> Tensor:
-    """Return the member with `rank` others before it: members K times (N,) int32, rank (N,) int32 -> (N,) int32.
+    """Return the member (N,) int32 with `rank` (N,) int32 others before it. members: K words (N,) int32 of the sets.
 
-    A rank too high gives a meaningless number. A cumulative sum over the cells would be the slowest part of a game's step;
-    this is a few dozen integer operations a row, all in registers: find the word by its count, then the bit from the partial
-    counts of 16, 8, 4, 2 and 1 bits.
+    If the rank is too high, the result is meaningless. A cumulative sum over the cells would be the slowest part of a game's
+    step; this takes a few dozen integer operations per row, all in registers: find the word by its count, then the bit by
+    partial counts of 16, 8, 4, 2 and 1 bits.
     """
     words, size = layout(cells)
     counts = [_partial_counts(word)[-1] for word in members]
@@ -74,7 +74,7 @@ def nth_cell(members: Sequence[Tensor], rank: Tensor, cells: int) -> Tensor:
         reached = start <= rank
         before = torch.where(reached, start, before)
         word = torch.where(reached, members[k], word)
-        index = torch.where(reached, index + size, index)  # (two plain numbers to choose from would make it int64)
+        index = torch.where(reached, index + size, index)  # not between two plain numbers, which would give int64
     rest = rank - before
 
     pairs, nibbles, octets, halves, _ = _partial_counts(word)
@@ -88,7 +88,7 @@ def nth_cell(members: Sequence[Tensor], rank: Tensor, cells: int) -> Tensor:
 
 
 def _partial_counts(x: Tensor) -> tuple[Tensor, ...]:
-    """Return the set bits of each group of 2, 4, 8, 16 and 32 bits of a non-negative int32, in place."""
+    """Return the number of set bits in each group of 2, 4, 8, 16 and 32 bits of a non-negative int32, in place of the group."""
     pairs = x - ((x >> 1) & 0x55555555)
     nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
     octets = (nibbles + (nibbles >> 4)) & 0x0F0F0F0F

@@ -1,1 +1,1 @@
-"""How to run: hardware, precision, compilation, CUDA graphs. Eager execution is the reference for all of them."""
+"""Execution: hardware, precision, compilation, CUDA graphs, distributed training. Eager execution is the reference."""

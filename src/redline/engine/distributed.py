@@ -1,9 +1,9 @@
-"""Ranks: the processes of one run, as torchrun starts them, and what they exchange.
+"""Ranks: the processes of one run started by torchrun, and the collective operations between them.
 
-Tensors of the hot loop (gradients, statistics) travel by NCCL where every rank has a GPU of its own, else by gloo. Small
-records and checkpoints travel between hosts, always by gloo, as JSON and plain bytes: nothing is pickled. Every method that
-exchanges something must be called by all ranks in the same order; a rank that does not answer within the timeout, or whose
-connection breaks, raises RankLost in the others.
+Tensors of the hot loop (gradients, statistics) are exchanged by NCCL if every rank has its own GPU, else by gloo. Small
+records and checkpoints are exchanged between hosts, always by gloo, as JSON and plain bytes: nothing is pickled. Collective
+methods must be called by all ranks in the same order; a rank that does not answer within the timeout, or whose connection
+breaks, raises RankLost in the others.
 
 A process that torchrun did not start is `SINGLE`: it exchanges nothing, and every method returns its own values.
 """
@@ -29,19 +29,19 @@ from redline.core.errors import UserError
 from redline.engine import hardware
 from redline.engine.launch import Launch, launched
 
-_POLL_SECONDS = 0.001  # between two looks at a GPU that may wait for another rank
-_MEET_SECONDS = 0.02  # between two looks at who has come
+_POLL_SECONDS = 0.001  # interval for polling a GPU that may wait for another rank
+_MEET_SECONDS = 0.02  # interval for polling which ranks have arrived
 _CPU = torch.device("cpu")
 
 
 class RankLost(UserError):
-    """Another rank ended or does not answer: this one cannot go on, and the run continues from its last checkpoint."""
+    """Another rank has exited or does not answer. This rank must stop; the run can resume from its last checkpoint."""
 
     exit_code = 75
 
 
 class ReportedByLeader(UserError):
-    """An error of rank 0, which has printed it: the other ranks end with its exit code, silently."""
+    """An error of rank 0, which has printed it; the other ranks exit silently with the same exit code."""
 
     reported = True
 
@@ -60,12 +60,12 @@ class Ranks:
     device: torch.device = _CPU  # of this rank
     shares_device: bool = False  # another rank uses the same GPU
     timeout: float = 0.0  # seconds to wait for the other ranks
-    control: dist.ProcessGroup | None = None  # gloo, for records of the host; None: this process is alone
+    control: dist.ProcessGroup | None = None  # gloo, for records on the host; None: this is the only process
     data: dist.ProcessGroup | None = None  # for tensors of the hot loop
 
     @property
     def active(self) -> bool:
-        """Whether anything is exchanged: False in a process that torchrun did not start."""
+        """Whether ranks exchange anything: False in a process that torchrun did not start."""
         return self.control is not None
 
     @property
@@ -75,12 +75,12 @@ class Ranks:
 
     @property
     def backend(self) -> str:
-        """Return nccl or gloo: how tensors of the hot loop travel; empty where nothing is exchanged."""
+        """Backend for tensors of the hot loop, nccl or gloo; empty if nothing is exchanged."""
         return str(dist.get_backend(self.data)) if self.data is not None else ""
 
     @property
     def captures(self) -> bool:
-        """Whether an exchange of tensors can be part of a CUDA graph: NCCL's can, gloo's pass through the host."""
+        """Whether exchanges of tensors can be captured in a CUDA graph: NCCL's can; gloo's go through the host."""
         return self.backend in ("", "nccl")
 
     # ---------------------------------------------------------------------------------------- tensors of the hot loop
@@ -92,14 +92,14 @@ class Ranks:
         with self._contact():
             if tensor.device.type == "cpu" or self.backend == "nccl":
                 dist.all_reduce(tensor, group=self.data)
-            else:  # gloo works in the memory of the host
+            else:  # gloo needs host memory
                 on_host = tensor.cpu()
                 dist.all_reduce(on_host, group=self.data)
                 tensor.copy_(on_host)
         return tensor.div_(self.size)
 
     def mean_of(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the mean of each float32 tensor over all ranks; they travel together, in one flat buffer."""
+        """Return the mean of each float32 tensor over all ranks, exchanged together in one flat buffer."""
         if not self.active:
             return tuple(tensors)
         flat = self.mean_(torch.cat([tensor.flatten() for tensor in tensors]))
@@ -107,16 +107,16 @@ class Ranks:
         return tuple(part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True))
 
     def var_mean(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Return variance and mean over the last axis of `samples` (…, B) and all ranks, as torch.var_mean does."""
+        """Return variance and mean over the last axis of `samples` (…, B) and over all ranks, like torch.var_mean."""
         variance, mean = torch.var_mean(samples.to(torch.float64), dim=-1, correction=0)
-        moments = self.mean_(torch.stack([mean, variance + mean.square()]))  # float64: the difference below cancels
+        moments = self.mean_(torch.stack([mean, variance + mean.square()]))  # float64, against cancellation below
         mean, square = moments
         return (square - mean.square()).clamp(min=0).to(samples.dtype), mean.to(samples.dtype)
 
     def wait_for_device(self) -> None:
-        """Return once the GPU has finished; raise RankLost if it takes longer than the timeout.
+        """Wait until the GPU has finished; raise RankLost if that takes longer than the timeout.
 
-        A captured exchange with a lost rank never ends, and nothing but this would notice.
+        A captured exchange with a lost rank never ends, and nothing else would detect it.
         """
         if not self.active or self.device.type != "cuda":
             return
@@ -145,7 +145,7 @@ class Ranks:
         return [_from_bytes(text[: int(size)]) for text, size in zip(texts, sizes, strict=True)]
 
     def broadcast(self, record: Any) -> Any:
-        """Return the JSON record of rank 0; that of other ranks does not matter."""
+        """Return the JSON record of rank 0 on all ranks; the argument is ignored on the others."""
         if not self.active:
             return record
         text = _to_bytes(record if self.leads else None)
@@ -157,7 +157,7 @@ class Ranks:
         return _from_bytes(text)
 
     def lead(self, function: Callable[[], Any]) -> Any:
-        """Call function on rank 0 and return its result, on the others as it looks in JSON; a UserError ends all ranks."""
+        """Call `function` on rank 0 and return its result, on other ranks as JSON values; a UserError stops all ranks."""
         if not self.active:
             return function()
         if self.leads:
@@ -176,7 +176,7 @@ class Ranks:
     # ------------------------------------------------------------------------------------------ tensors of checkpoints
 
     def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
-        """Return on rank 0 the tensors of all ranks, on the CPU, which must have equal shapes; elsewhere nothing."""
+        """Return the tensors of all ranks, which must have equal shapes, on rank 0's CPU; an empty list on other ranks."""
         own = tensor.detach().cpu().contiguous()
         if not self.active:
             return [own]
@@ -188,7 +188,7 @@ class Ranks:
         return copies
 
     def broadcast_tensor(self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return the CPU tensor of rank 0, where `tensor` is given, to all ranks."""
+        """Return the CPU tensor of rank 0 on all ranks; `tensor` is None on the others."""
         own = torch.empty(tuple(shape), dtype=dtype) if tensor is None else tensor.contiguous()
         if self.active and own.numel():
             with self._contact():
@@ -196,7 +196,7 @@ class Ranks:
         return own
 
     def pass_tensor(self, tensor: Tensor | None, to: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Send a CPU tensor from rank 0, where it is given, to rank `to`; return it there, and None elsewhere."""
+        """Send a CPU tensor, given on rank 0, to rank `to`; return it on rank `to`, and None on the others."""
         if to == 0 or self.rank not in (0, to):
             return tensor if to == 0 else None  # `tensor` is None on the other ranks
         with self._contact():
@@ -219,8 +219,8 @@ class Ranks:
     def _contact(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # all errors of torch.distributed are
-            text = re.sub(r"^\[[^]]*\]\s*", "", str(error).strip())  # a place in the code of torch
+        except RuntimeError as error:  # base class of all errors of torch.distributed
+            text = re.sub(r"^\[[^]]*\]\s*", "", str(error).strip())  # remove the source location in torch
             raise self._lost(text.partition("\n")[0].partition(". ")[0][:200] or type(error).__name__) from error
 
     def _lost(self, reason: str) -> RankLost:
@@ -234,13 +234,16 @@ SINGLE = Ranks()
 
 
 def join(wanted_device: str, timeout: float) -> Ranks:
-    """Return the ranks of the run that torchrun started this process for; SINGLE if it did not."""
+    """Return the Ranks of this process's run, after connecting to the others; SINGLE if torchrun did not start it."""
     launch = launched()
     return SINGLE if launch is None else connect(launch, wanted_device, timeout)
 
 
 def connect(launch: Launch, wanted_device: str, timeout: float) -> Ranks:
-    """Meet the other ranks at MASTER_ADDR and MASTER_PORT and agree on how tensors travel. timeout: in seconds."""
+    """Connect to the other ranks at MASTER_ADDR and MASTER_PORT, choose the backend, and return the Ranks.
+
+    timeout: in seconds.
+    """
     from torch.distributed.distributed_c10d import PrefixStore  # not in every build of torch
     from torch.distributed.rendezvous import rendezvous
 
@@ -273,10 +276,10 @@ def connect(launch: Launch, wanted_device: str, timeout: float) -> Ranks:
 
 
 def _meet(store: Any, launch: Launch, timeout: float) -> str:
-    """Return a name that all ranks of this start share, and no earlier start.
+    """Return a name shared by all ranks of this start, and by no earlier start.
 
-    torchrun keeps its store when it starts the ranks again, and gloo would find the addresses of processes that are gone. So
-    every rank greets with a random name; rank 0 answers every greeting it sees, old ones among them, until all have accepted.
+    torchrun keeps its store when it restarts the ranks, and gloo would find the addresses of processes that have exited. So
+    every rank sends a random name; rank 0 answers every greeting, including old ones, until all ranks have accepted.
     """
     own = secrets.token_hex(8)
     if launch.rank:
@@ -298,7 +301,7 @@ def _meet(store: Any, launch: Launch, timeout: float) -> str:
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """Return the device of a rank: with `auto` and `cuda` the GPU of its number, or shared where there are too few."""
+    """Return the device of a rank: for `auto` and `cuda` the GPU with its local rank, shared if there are too few."""
     device = hardware.pick_device(wanted)
     if device.type == "cuda" and wanted in ("auto", "cuda"):
         return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -314,5 +317,5 @@ def _from_bytes(text: Tensor) -> Any:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return a view of a contiguous tensor as bytes: gloo does not know every dtype."""
+    """Return a view of a contiguous tensor as bytes, because gloo does not support every dtype."""
     return tensor.view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Reduced precision, torch.compile and CUDA graphs. Each can be switched off, and falls back to eager with one message."""
+"""Reduced precision, torch.compile and CUDA graphs. Each can be disabled; compilation and graphs fall back to eager."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from redline.engine.out_of_memory import is_out_of_memory
 from redline.engine.runtime import Runtime
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
-# Compile modes, and the modes of torch.compile they stand for: CUDA graphs are captured by `Graph`, not by the compiler.
+# Compile modes -> modes of torch.compile: CUDA graphs are captured by `Graph`, not by the compiler.
 COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 # Inductor repeats an expression wherever it is used, up to this many operations. Integer hashes use every value twice, so the
 # default of 30 lets expressions grow exponentially: a minute of compilation instead of ten seconds, and slower code.
 _INLINE = 10
 _UNROLL = 8
-_FUSION = 64  # the compiler's own default
-_COMBINE = "combo_kernels"  # the compiler's name of `combine`
+_FUSION = 64  # the compiler's default
+_COMBINE = "combo_kernels"  # the compiler's option for `combine`
 # A bounds check in every indexed load costs a fifth of a game's step. Games clamp their indices; eager mode still checks.
 # Two-dimensional tiles make kernels on (games, cells) up to fourteen times slower than one-dimensional ones.
 _GPU_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "assert_indirect_indexing": False,
     "triton.max_tiles": 1,
 }
-# Torch keeps compiled functions on disk, but for those with functions it does not know to be safe. Entering autocast is:
-# its arguments are part of the code that makes the key.
+# Torch does not cache compiled functions on disk if they call a function that it does not know to be safe. Entering and
+# leaving autocast is safe: its arguments are part of the code that the cache key is computed from.
 _CACHEABLE = {f"torch.amp.autocast_mode._{verb}_autocast": "1" for verb in ("enter", "exit")}
 _CPU = torch.device("cpu")
-_OBJECTS = 64  # objects of one class whose methods may be compiled in one process
+_OBJECTS = 64  # most objects per class whose methods can be compiled in a process
 _WARM_UP = 3  # calls before a capture, for compilation, autotuning and lazy allocations
 Report = Callable[[str, int, int], None]
 """Receives the name of the function that is compiled next, its number from 1, and how many functions there are."""
@@ -50,7 +50,7 @@ def _ignore(name: str, number: int, count: int) -> None:
 
 
 def pick_precision(wanted: str, hardware: Hardware) -> tuple[str, str]:
-    """Return the precision to train in and the reason."""
+    """Return the precision to train in, and the reason for it."""
     if wanted not in PRECISIONS:
         raise UserError(f"precision is '{wanted}'; expected {', '.join(PRECISIONS)}.")
     if wanted == "auto":
@@ -76,16 +76,16 @@ def runtime(
     pin_memory: bool = True,
     ranks: Ranks = SINGLE,
 ) -> Runtime:
-    """Return the Runtime for learners; sets the switches of cuBLAS and cuDNN on a GPU."""
+    """Return the Runtime for learners; on a GPU, also set the switches of cuBLAS and cuDNN."""
     set_gpu_switches(device, precision, cudnn_benchmark)
     amp = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return Runtime(device, amp, compiler, folder, compiler.notify, fused_optimizer, pin_memory, ranks)
 
 
 def set_gpu_switches(device: torch.device, precision: str, cudnn_benchmark: bool) -> None:
-    """Set the switches of cuBLAS and cuDNN, which hold for the whole process, if `device` is a GPU."""
+    """Set the switches of cuBLAS and cuDNN, which apply to the whole process, if `device` is a GPU."""
     if device.type == "cuda":
-        # fp32 is exact; in every other precision the remaining float32 products may use TF32.
+        # fp32 means full float32; in every other precision the remaining float32 products may use TF32.
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.benchmark = cudnn_benchmark
@@ -107,7 +107,7 @@ DEFAULT_OPTIONS = CompilerOptions()
 class Compiler:
     """Compiles functions for a device, or returns them unchanged if disabled.
 
-    A function is compiled at its first call, or at the first one after `postponed` is set to False.
+    A function is compiled on its first call, or on the first one after `postponed` is set to False.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Compiler:
         mode: str = "default",
         report: Report = _ignore,
     ) -> None:
-        """report: receives the name of the function that is compiled next, its number and the number of functions."""
+        """report: receives the name of the function to be compiled next, its number and the number of functions."""
         self.enabled, self.notify, self.report = enabled, notify, report
         self.postponed = False  # functions run eagerly for now
         self.skipped: tuple[str, ...] = ()  # names of functions that are never compiled
@@ -137,15 +137,15 @@ class Compiler:
                 "unsafe_marked_cacheable_functions": _CACHEABLE,
             }
         )
-        self.seconds: dict[str, float] = {}  # by function: of its compilation and first call
-        self._functions = 0  # that were handed out
+        self.seconds: dict[str, float] = {}  # time of compilation and first call, by name of the function
+        self._functions = 0  # number of wrapped functions
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.enabled:
             return function
         self._functions += 1
         name = getattr(function, "__name__", "function").strip("_")
-        compiled: Callable[..., Any] | None = None  # once a call has succeeded
+        compiled: Callable[..., Any] | None = None  # set once a call has succeeded
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
@@ -164,7 +164,7 @@ class Compiler:
                 except UserError:
                     raise
                 except Exception as error:
-                    if is_out_of_memory(error):  # says nothing about the compiler; eager needs more memory
+                    if is_out_of_memory(error):  # not the compiler's fault; eager needs more memory
                         raise
                     self._give_up(error)
             return function(*arguments)
@@ -174,7 +174,7 @@ class Compiler:
     def _first_call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
         """Return the compiled function and the result of its first call, which compiles it.
 
-        Torch 2.11 cannot put the combined kernels of some graphs in order; those are compiled without.
+        Torch 2.11 cannot order the combined kernels of some graphs; those are compiled without combining.
         """
         compiled = self._compile(function, self.options)
         try:
@@ -186,13 +186,13 @@ class Compiler:
         return compiled, compiled(*arguments)
 
     def _compile(self, function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """Return the function as torch.compile does; it is compiled at its first call."""
+        """Return the function wrapped by torch.compile; it is compiled on its first call."""
         import torch._dynamo
 
         copyreg.pickle(torch.memory_format, _reduce_memory_format)
-        # A method is compiled for every object. Beyond its limit of 8, torch would silently stop compiling.
+        # A method is compiled once per object. Beyond its default limit of 8, torch would silently stop compiling.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _OBJECTS)
-        # fullgraph: a function that cannot be compiled fails before it has changed anything, so that eager can take over.
+        # fullgraph: a function that cannot be compiled fails before changing anything, so that eager can take over.
         compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True, options=options)
         return compiled
 
@@ -202,23 +202,23 @@ class Compiler:
 
 
 class _TorchModule:
-    """Stands for the module torch in a pickle, which loads without this class."""
+    """Represents the module torch in a pickle, which can be loaded without this class."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, ("torch",)
 
 
 def _reduce_memory_format(memory_format: torch.memory_format) -> tuple[Any, ...]:
-    """Pickle a memory format, the same in every process.
+    """Return the pickle reduction of a memory format, which is the same in every process.
 
-    Torch makes the keys of compiled functions on disk by pickling. By itself it pickles a memory format as an attribute of
-    the first loaded module that has imported torch, whichever that is: no other program would find the function.
+    Torch computes the cache keys of compiled functions by pickling. By default, a memory format is pickled as an attribute
+    of the first loaded module that has imported torch, so that other programs would not find the cached function.
     """
     return getattr, (_TorchModule(), str(memory_format).removeprefix("torch."))
 
 
 def _mode_options(mode: str) -> dict[str, str | int | bool | Callable[..., Any]]:
-    """Return the options of the compiler that a mode sets; importing the compiler takes seconds."""
+    """Return the compiler options that a mode sets. The compiler takes seconds to import, so only if needed."""
     if mode == "default":
         return {}
     import torch._inductor
@@ -228,12 +228,12 @@ def _mode_options(mode: str) -> dict[str, str | int | bool | Callable[..., Any]]
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream that captures graphs: always the same, as cuBLAS allocates 32 MiB per stream."""
+    """Return the stream for capturing graphs: always the same, since cuBLAS allocates 32 MiB per stream."""
     return torch.cuda.Stream(device)
 
 
 class Graph:
-    """A function without arguments over static tensors; on a GPU, its calls replay one CUDA graph."""
+    """A function without arguments over static tensors; calls replay a CUDA graph of it if `enabled`."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Graph:
         need_less_memory: Callable[[], bool] = lambda: False,
         on_capture: Callable[[], None] = lambda: None,
     ) -> None:
-        """need_less_memory: make the function need less memory; return False if that is impossible.
+        """need_less_memory: reduces the function's memory use, or returns False if that is impossible.
 
         on_capture: called before the function is captured.
         """
@@ -269,7 +269,7 @@ class Graph:
         return self.graph is not None or not self.enabled
 
     def _warm_up(self) -> None:
-        # Autograd and libraries must have used the capture stream before.
+        # Autograd and libraries must have used the stream before a capture.
         side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -289,9 +289,9 @@ class Graph:
             problem, out_of_memory = first_line(error), is_out_of_memory(error)
         else:
             self.graph = graph
-            graph.replay()  # the capture itself ran nothing
+            graph.replay()  # capturing runs nothing
             return
-        # The error is gone here, and with it the tensors that its traceback held.
+        # The error has been freed here, and with it the tensors that its traceback referenced.
         del graph
         torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
         torch.cuda.synchronize()
@@ -305,7 +305,7 @@ class Graph:
 
 
 def warmed_up(function: Callable[[], None], enabled: bool, notify: Callable[[str], None]) -> Graph:
-    """Return the function as a Graph that has run at least once and is captured if it can be, so that calls can be timed."""
+    """Return the function as a Graph that is ready to be timed: run at least once, and captured if possible."""
     graph = Graph(function, enabled, notify)
     graph()
     while not graph.ready:
@@ -314,7 +314,7 @@ def warmed_up(function: Callable[[], None], enabled: bool, notify: Callable[[str
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and first line of an error, and the next line where the first ends with a colon."""
+    """Return the type and first line of an error, plus the next line if the first ends with a colon."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     text = " ".join(lines[:2]) if len(lines) > 1 and lines[0].endswith(":") else "".join(lines[:1])
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__

@@ -1,8 +1,8 @@
-"""Rows of a table at random places, copied on a CPU by a loop that fetches the next rows into the cache meanwhile.
+"""Gather rows of a table on a CPU with a C++ loop that prefetches the next rows into the cache.
 
-A row at a random place waits for memory, and a core looks ahead only two or three rows of some hundred bytes. Asking for rows
-before their turn keeps more of them on their way. Torch's compiler builds the loop and keeps it on disk, as it does its
-own; where it cannot, torch copies the rows, and a message says so.
+Reading a row at a random place waits for memory, and a core looks ahead only two or three rows of some hundred bytes.
+Prefetching keeps more reads in flight. Torch's compiler builds the loop and caches it on disk, like its own code; if that
+fails, torch copies the rows, after a message to the user.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ extern "C" int64_t gather_rows(const char* table, int64_t entries, int64_t size,
     return -1;
 }
 """
-_BYTES_PER_THREAD = 1 << 16  # waking up a thread takes longer than copying less
-_LEAST_BYTES = 1 << 17  # calling the loop takes longer than it saves with less
+_BYTES_PER_THREAD = 1 << 16  # copying less takes less time than waking up a thread
+_LEAST_BYTES = 1 << 17  # with less, the call costs more than the loop saves
 
-_copy: Callable[..., int] | None = None  # once it is built
-_broken = False  # it could not be built
+_copy: Callable[..., int] | None = None  # the loop, once built
+_broken = False  # the loop could not be built
 _notify: Callable[[str], None] = print
 
 
 def prepare(notify: Callable[[str], None]) -> None:
-    """Set the receiver of the message that the loop cannot be built."""
+    """Set `notify`, which receives a message if the loop cannot be built."""
     global _notify
     _notify = notify
 
 
 def pays(table: Tensor, index: Tensor) -> bool:
-    """Return whether the loop is faster than others, for rows of a table (M, W) by index (…)."""
+    """Return whether the loop is faster than indexing with torch, for rows of a table (M, W) by index (…)."""
     return index.numel() * table.shape[1] * table.element_size() >= _LEAST_BYTES
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Return the rows (B, W) of a contiguous table (M, W) on the CPU by index (B,) int64, which must be 0 to M - 1."""
+    """Return rows (B, W) of a contiguous CPU table (M, W) by index (B,) int64, from 0 to M - 1."""
     rows: Tensor = torch.ops.redline.gather_rows.default(table, index)
     return rows
 
 
 def copy_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Copy rows of a contiguous table (M, W) on the CPU by index (B,) int64 to contiguous `rows` (B, W)."""
+    """Copy rows of a contiguous CPU table (M, W), by index (B,) int64, to contiguous `rows` (B, W)."""
     if not _build():
         torch.index_select(table, 0, index, out=rows)
         return
@@ -87,7 +87,7 @@ def _empty_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _build() -> bool:
-    """Build the loop unless that was tried before; return whether it can be called."""
+    """Build the loop unless that was already tried; return whether it can be called."""
     global _copy, _broken
     if _copy is None and not _broken:
         try:

@@ -1,4 +1,4 @@
-"""Detection of devices, memory, cores and compilers, and cores shared with actor processes."""
+"""Detect devices, memory, cores and compilers, and share cores with actor processes."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def detect(device: torch.device) -> Hardware:
 
 
 def most_threads(cores: int) -> int:
-    """Return how many threads torch may use on so many cores: no more than OMP_NUM_THREADS, where that is set."""
+    """Return the number of threads that torch may use on `cores` cores: at most OMP_NUM_THREADS, if that is set."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
 
 
 def set_interop_threads(count: int) -> str:
-    """Set the number of threads for operations that run beside each other; return why it cannot be, or an empty string.
+    """Set the number of torch's inter-op threads; return the reason if that fails, else an empty string.
 
     torch allows it once per process, before such threads have started.
     """
@@ -82,14 +82,14 @@ def set_interop_threads(count: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of the device."""
+    """Return the free memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host_memory.free_bytes()
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes that tensors have taken on a GPU so far, or that this process has taken of the host."""
+    """Return the peak memory in bytes: of tensors on a GPU, or of this process on the host."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -102,7 +102,7 @@ def has_nvidia_driver() -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished all work; on other devices nothing is pending."""
+    """Wait until a GPU has finished all work; do nothing for other devices."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -110,7 +110,7 @@ def synchronize(device: torch.device) -> None:
 class SharedCores:
     """Splits the cores between this process and `others` single-threaded processes, until `give_back`.
 
-    With enough cores each of them gets its own; else this process keeps to one core and the others may run on all.
+    If there are enough cores, each of them gets its own; else this process uses one core and the others may run on all.
     """
 
     def __init__(self, others: int) -> None:
@@ -130,7 +130,7 @@ class SharedCores:
 
     @staticmethod
     def _stay_on(cores: list[int]) -> None:
-        """Bind all threads of this process: libraries have some that torch.set_num_threads does not control."""
+        """Bind all threads of this process, including those of libraries that torch.set_num_threads does not control."""
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(OSError):  # the thread has just ended
                 os.sched_setaffinity(int(thread), cores)

@@ -1,4 +1,4 @@
-"""Memory of the host: what this process may use, within its own limits and its container's, and pages for large tables."""
+"""Host memory: the amount available to this process within its own and its container's limits, and huge pages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _HUGE = 1 << 21  # bytes of a huge page
-_NO_LIMIT = 1 << 60  # version 1 of cgroups writes a number near 2^63 where there is no limit
-# Version 2, version 1: names of the limit, of the use, and of the part of it that the kernel can drop (file caches).
+_NO_LIMIT = 1 << 60  # cgroups version 1 reports a number near 2^63 if there is no limit
+# Files of cgroups version 2 and 1: the limit, the usage, and the part of it that the kernel can drop (file caches).
 _FILES_2 = ("memory.max", "memory.current", "inactive_file")
 _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def total_bytes() -> int:
-    """Return the memory of the machine, or of the container if that is less."""
+    """Return the total memory of the machine, or of the container if that is less."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_limits())])
 
 
 def free_bytes() -> int:
-    """Return the bytes that this process can still take."""
+    """Return the bytes that this process can still allocate."""
     within = [int(psutil.virtual_memory().available)]
     within += [limit - used for limit, used in _container_limits()]
     memory = psutil.Process().memory_info()
@@ -38,10 +38,10 @@ def free_bytes() -> int:
 
 
 def use_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux for huge pages behind a contiguous CPU tensor, before anything is written to it.
+    """Ask Linux to back a contiguous CPU tensor with huge pages; call it before the tensor is written to.
 
-    Random reads of a large table miss the translation of addresses as often as the caches; huge pages need fewer of them.
-    Where the system has none or refuses, the tensor keeps the pages it has.
+    Random reads of a large table miss the TLB as often as the caches; huge pages need fewer address translations. If the
+    system has none or refuses, the tensor keeps its pages.
     """
     first = -(-tensor.data_ptr() // _HUGE) * _HUGE
     size = (tensor.data_ptr() + tensor.nbytes - first) // _HUGE * _HUGE
@@ -50,7 +50,7 @@ def use_huge_pages(tensor: Tensor) -> None:
 
 
 def _container_limits() -> list[tuple[int, int]]:
-    """Return limit and use, in bytes, of each group of processes that this one belongs to and that has a limit."""
+    """Return (limit, usage) in bytes of every cgroup that this process belongs to and that has a limit."""
     limits = []
     with suppress(OSError, ValueError):
         for line in _OWN.read_text(encoding="utf-8").splitlines():
@@ -69,7 +69,7 @@ def _container_limits() -> list[tuple[int, int]]:
 
 
 def _read_limit(group: Path, limit: str, used: str, droppable: str) -> tuple[int, int] | None:
-    """Return the limit and the use of a group; None if it has no limit, or none that can be read."""
+    """Return (limit, usage) of a cgroup; None if it has no limit or it cannot be read."""
     with suppress(OSError, ValueError):
         most = int((group / limit).read_text(encoding="ascii"))  # "max": no limit
         if most >= _NO_LIMIT:

@@ -1,4 +1,4 @@
-"""Launch: the place of this process among the ranks of a run, from the variables that torchrun sets. Imports no torch."""
+"""Launch: this process's rank, from the environment variables that torchrun sets. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Launch(NamedTuple):
-    """Numbers of a rank, each counted from 0."""
+    """A process's rank, counted from 0, in a run and on its machine."""
 
     rank: int  # among all ranks
-    size: int  # ranks in all
-    local_rank: int = 0  # among those on this machine
-    local_size: int = 1  # ranks on this machine
+    size: int  # number of ranks
+    local_rank: int = 0  # among the ranks on this machine
+    local_size: int = 1  # number of ranks on this machine
 
 
 def launched() -> Launch | None:
-    """Return the place of this process; None if it was not started by torchrun, or as its only rank."""
+    """Return the Launch of this process; None if torchrun did not start it, or started only one rank."""
     if any(name not in os.environ for name in _REQUIRED):
         return None
     numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
@@ -28,6 +28,6 @@ def launched() -> Launch | None:
 
 
 def follows() -> bool:
-    """Return whether this process is a rank other than 0, which writes and prints nothing."""
+    """Return whether this process is a rank above 0, which neither writes nor prints anything."""
     launch = launched()
     return launch is not None and launch.rank > 0

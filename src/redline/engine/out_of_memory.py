@@ -1,4 +1,4 @@
-"""Running out of memory: recognise the error in all its forms, and return cached memory."""
+"""Out of memory: recognise the error in all its forms, and free cached memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import gc
 
 import torch
 
-# In messages of plain RuntimeErrors: of torch's allocator of host memory, of C++, and of torch's shared memory.
+# Parts of RuntimeError messages, from torch's host memory allocator, C++, and torch's shared memory.
 _MESSAGES = ("DefaultCPUAllocator:", "std::bad_alloc", "unable to mmap")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, says that a device or the host ran out of memory."""
+    """Return whether an error, or one in its chain of causes, means that a device or the host ran out of memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -27,7 +27,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def free_caches() -> None:
-    """Return memory that no tensor uses any more to the device. Does nothing for the CPU."""
+    """Collect garbage, and release GPU memory that torch has cached but no tensor uses."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

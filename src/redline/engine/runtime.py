@@ -1,4 +1,4 @@
-"""Runtime: device, precision and compiler, as handed to learners."""
+"""Runtime: the device, precision and compiler that learners use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Runtime:
     device: torch.device
     amp_dtype: torch.dtype | None = None  # matrix products in bfloat16 or float16; None: float32
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
-    folder: Path = Path(".")  # where a learner may keep files
+    folder: Path = Path(".")  # where a learner may store files
     notify: Callable[[str], None] = print  # shows a message to the user
     fused_optimizer: bool = True  # update all weights as one vector; else layer by layer
     pin_memory: bool = True  # page-lock host memory that is copied to and from a GPU

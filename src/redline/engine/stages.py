@@ -1,9 +1,9 @@
 """Stages: the named parts of an iteration, and the clocks that time them.
 
 Learners and collectors declare their parts in `stages`. Training ignores the declaration; `redline profile` replaces the
-declared attributes by timed ones, so that a run that nobody profiles pays nothing.
+declared attributes with timed ones, so that timing costs nothing in other runs.
 
-A clock charges every moment to exactly one name: that of the innermost open span, or IDLE outside of all spans. Totals
+A clock charges every moment to exactly one name: that of the innermost open span, or IDLE outside all spans. Totals
 therefore add up to the time between `start` and `stop`.
 """
 
@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-IDLE = "idle gaps"  # between spans: Python between two stages, or a device that waits for the host
-_UNREAD = 4096  # events after which finished ones are read, so that a long loop does not collect them
+IDLE = "idle gaps"  # time outside spans: Python between two stages, or a device that waits for the host
+_UNREAD = 4096  # number of events from which finished ones are read, so that they do not pile up in a long loop
 
 
 class Stage(NamedTuple):
-    """A part of an iteration."""
+    """A part of an iteration that is timed separately."""
 
     name: str
-    compiled: bool = True  # a function over tensors to compile by itself; False: Python, or compiled already
+    compiled: bool = True  # a function over tensors to compile separately; False: Python, or already compiled
 
 
 Stages = Mapping[str, Stage]
@@ -34,24 +34,24 @@ Stages = Mapping[str, Stage]
 
 
 class HostClock:
-    """Times spans by the clock of the host: on a CPU, where nothing runs ahead."""
+    """Times spans by the host's clock, for a CPU, where nothing runs asynchronously."""
 
     def __init__(self) -> None:
         self._open: list[str] = []  # names of the open spans
         self.restart()
 
     def restart(self) -> None:
-        """Forget all times."""
+        """Reset all times."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._since = 0
 
     def start(self) -> None:
-        """Begin a window: time counts from now on."""
+        """Start timing."""
         self._since = time.perf_counter_ns()
 
     def stop(self) -> None:
-        """End the window."""
+        """Stop timing."""
         self._charge()
 
     def enter(self, name: str) -> None:
@@ -70,7 +70,7 @@ class HostClock:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Charge the time of the block to `name`, less that of the spans in it."""
+        """Charge the time of the `with` block to `name`, excluding nested spans."""
         self.enter(name)
         try:
             yield
@@ -83,10 +83,10 @@ class HostClock:
 
 
 class EventClock(HostClock):
-    """Times spans by events on the current CUDA stream, read later: the host never waits in the loop.
+    """Times spans by events on the current CUDA stream, which are read later: the host never waits in the loop.
 
-    Events recorded while a CUDA graph is captured become part of it and are recorded anew by each replay. They are kept
-    apart, in the order of the graph, and give the spans of the latest replay.
+    Events recorded during the capture of a CUDA graph become part of it and are recorded again by each replay. They are
+    stored separately, in the order of the graph, and give the spans of the latest replay.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -96,9 +96,9 @@ class EventClock(HostClock):
         super().__init__()
 
     def restart(self) -> None:
-        """Forget all times, but not the events in a captured graph."""
+        """Reset all times, but keep the events in a captured graph."""
         super().restart()
-        self._marks: list[tuple[str, torch.cuda.Event]] = []  # an event, and the name charged with the time before it
+        self._marks: list[tuple[str, torch.cuda.Event]] = []  # event, and name charged for the time before
 
     def start(self) -> None:
         self._mark(IDLE)
@@ -119,7 +119,7 @@ class EventClock(HostClock):
             self._read_finished()
 
     def _read_finished(self) -> None:
-        """Charge the spans whose events have passed; the last of these is the start of what follows."""
+        """Charge the spans whose events have completed; the last of these events starts the next span."""
         done = len(self._marks)
         while done and not self._marks[done - 1][1].query():
             done //= 2
@@ -133,13 +133,13 @@ class EventClock(HostClock):
             self.seconds[name] += begin.elapsed_time(end) / 1e3
 
     def read(self) -> dict[str, float]:
-        """Return the seconds charged to each name so far. Waits for the device."""
+        """Return the seconds charged to each name so far; synchronizes with the device."""
         torch.cuda.synchronize(self.device)
         self._read_finished()
         return dict(self.seconds)
 
     def read_captured(self) -> dict[str, float]:
-        """Return the seconds of each span in the latest replay of the captured graph. Waits for the device."""
+        """Return the seconds of each span in the latest replay of the captured graph; synchronizes with the device."""
         torch.cuda.synchronize(self.device)
         seconds: dict[str, float] = defaultdict(float)
         for (_, begin), (name, end) in pairwise(self._captured):
@@ -147,17 +147,17 @@ class EventClock(HostClock):
         return dict(seconds)
 
     def forget_captured(self) -> None:
-        """Forget the spans of a graph that is not replayed any more."""
+        """Drop the spans of a graph that is no longer replayed."""
         self._captured.clear()
 
 
 def make_clock(device: torch.device) -> HostClock:
-    """Return the clock for work on a device."""
+    """Return the clock that times work on a device."""
     return EventClock(device) if device.type == "cuda" else HostClock()
 
 
 def time_stages(owner: Any, stages: Stages, clock: HostClock, compile: Callable[[Any], Any]) -> None:
-    """Replace the functions that `stages` declares by timed ones, each compiled by itself where it says so."""
+    """Replace the functions of `owner` declared in `stages` with timed ones, compiled separately if so declared."""
     for path, stage in stages.items():
         *parents, attribute = path.split(".")
         holder = owner

@@ -1,4 +1,4 @@
-"""Whether this process runs Triton kernels, and how it goes on where one cannot be built."""
+"""Whether this process runs Triton kernels, with a fallback if one cannot be built."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from redline.engine.out_of_memory import is_out_of_memory
 
 HALF = (torch.bfloat16, torch.float16)
 INPUTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, *HALF)  # dtypes of observations
-_SHARED_MEMORY = 160 * 1024  # bytes of shared memory that a block must be able to use
+_SHARED_MEMORY = 160 * 1024  # bytes of shared memory that a block needs
 
-# Whether GPUs of this process run the kernels: `prepare` finds out before anything is compiled, as the compiler cannot ask.
+# Whether this process's GPUs run the kernels: `prepare` determines it in advance, because compiled code cannot.
 _ready = False
-_broken: set[str] = set()  # what failed
+_broken: set[str] = set()  # values of `what` whose kernel failed
 _notify: Callable[[str], None] = print
 
 
 def prepare(device: torch.device, notify: Callable[[str], None]) -> None:
-    """Find out whether `device` runs the kernels. notify: receives a message if only Triton is missing, or fails later."""
+    """Determine whether `device` runs the kernels. notify: receives a message if only Triton is missing, or fails later."""
     global _ready, _notify
     if device.type != "cuda":
         return
     _notify = notify
-    _broken.clear()  # to be told to this one, too
+    _broken.clear()  # so that this receiver is notified, too
     properties = torch.cuda.get_device_properties(device)
     room: int = getattr(properties, "shared_memory_per_block_optin", 0)
     _ready = properties.major >= 8 and room >= _SHARED_MEMORY
@@ -36,14 +36,14 @@ def prepare(device: torch.device, notify: Callable[[str], None]) -> None:
 
 
 def ready() -> bool:
-    """Return whether GPUs of this process run the kernels."""
+    """Return whether this process's GPUs run the kernels, as determined by `prepare`."""
     return _ready
 
 
 def attempt(what: str, launch: Callable[[], None], notify: Callable[[str], None] | None = None) -> bool:
-    """Launch a kernel; return False, from now on for all of `what`, if that fails: Triton may not be able to build it.
+    """Launch a kernel and return True; if it fails, return False, now and in all later calls with the same `what`.
 
-    notify: receives a message then, if not the one that `prepare` was given.
+    Triton may not be able to build it. notify: receives a message about the failure; None: the receiver of `prepare`.
     """
     if what not in _broken:
         try:
@@ -57,5 +57,5 @@ def attempt(what: str, launch: Callable[[], None], notify: Callable[[str], None]
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number` and 16, the least that tensor cores multiply."""
+    """Return the smallest power of two that is at least `number` and at least 16, the tensor cores' minimum."""
     return 1 << (max(number, 16) - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Environments: N tensor games in a batch on a device, Gymnasium environments on the CPU, adapters to Gymnasium and SB3.
+"""Environments: batches of tensor games on a device, Gymnasium environments on the CPU, adapters to Gymnasium and SB3.
 
 Names are imported on first use, so that registering the Gymnasium ids does not import torch.
 """

@@ -1,4 +1,4 @@
-"""ArrayWrapper: observations of any Gymnasium space as one array, channels first; actions from 0."""
+"""ArrayWrapper: converts observations of any Gymnasium space to one array, channels first, and numbers actions from 0."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOT_NUMBERS = (spaces.Text, spaces.Sequence, spaces.Graph, spaces.OneOf)
 
 
 class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment with array observations: images channels first in uint8, everything else flattened to float32.
+    """Converts observations to arrays: images to channels-first uint8, everything else flattened to float32.
 
-    Entries of a Dict or Tuple that are no numbers of a fixed count (a Text, a Sequence) are left out; `dropped` lists them.
+    Entries of a Dict or Tuple that are not a fixed count of numbers (Text, Sequence) are omitted; `dropped` lists them.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
@@ -41,7 +41,7 @@ class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._flattens = not isinstance(space, spaces.Box)
         box = flat if self._flattens else space
         assert isinstance(box, spaces.Box)
-        self.flat_space = space if self._flattens else None  # whose entries the numbers of an observation are
+        self.flat_space = space if self._flattens else None  # the space that observations are flattened from
         self._channels_last = is_image(box)
         self._dtype = np.uint8 if box.dtype == np.uint8 else np.float32
         low, high = (self._as_array(x) for x in (box.low, box.high))
@@ -62,7 +62,7 @@ class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._observation(obs), reward, bool(terminated), bool(truncated), info
 
     def _check_spaces(self) -> None:
-        """Raise InvalidStep if the environment has other spaces now than when it was made."""
+        """Raise InvalidStep if the environment's spaces have changed since it was made."""
         for kind, before in zip(("observation_space", "action_space"), self._announced, strict=True):
             now = getattr(self.env, kind)
             if now is not before and now != before:
@@ -83,7 +83,7 @@ class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return array
 
     def _unlike_space(self, obs: Any) -> InvalidStep:
-        """Return the error for an observation that its space does not hold, naming the first entry that is wrong."""
+        """Return the error for an observation that does not match its space, naming the first wrong entry."""
         self._check_spaces()
         assert self._space is not None
         name, entry, space = first_wrong(self._space, select(self._space, obs) if self.dropped else obs)
@@ -100,7 +100,7 @@ class ArrayWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def keep_numbers(space: spaces.Space[Any], path: str = "") -> tuple[spaces.Space[Any] | None, list[str]]:
-    """Return the part of `space` that can be flattened (None: nothing) and the paths of the entries left out."""
+    """Return the part of `space` that can be flattened (None: nothing) and the paths of the omitted entries."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         entries = space.spaces if isinstance(space, spaces.Dict) else {str(i): part for i, part in enumerate(space)}
         parts = {key: keep_numbers(entry, f"{path}.{key}" if path else key) for key, entry in entries.items()}
@@ -108,7 +108,7 @@ def keep_numbers(space: spaces.Space[Any], path: str = "") -> tuple[spaces.Space
         dropped = [entry for _, missing in parts.values() for entry in missing]
         if not dropped and isinstance(space, spaces.Tuple):
             return space, []
-        return (spaces.Dict(kept) if kept else None), dropped  # of a Tuple, its entries by number
+        return (spaces.Dict(kept) if kept else None), dropped  # a Tuple becomes a Dict with its indices as keys
     if path and _unflattenable(space):
         return None, [f"{path} ({type(space).__name__})"]
     return (None if _unflattenable(space) else space), []
@@ -123,7 +123,7 @@ def select(space: spaces.Space[Any], obs: Any) -> Any:
 
 
 def first_wrong(space: spaces.Space[Any], obs: Any, path: str = "") -> tuple[str, Any, spaces.Space[Any]]:
-    """Return path, value and space of the innermost entry of an observation that its space does not hold."""
+    """Return path, value and space of the innermost entry of an observation that does not match its space."""
     parts: dict[Any, Any] = {}
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         parts = dict(space.spaces)
@@ -137,7 +137,7 @@ def first_wrong(space: spaces.Space[Any], obs: Any, path: str = "") -> tuple[str
 
 
 def _fits(space: spaces.Space[Any], obs: Any) -> bool:
-    """Return whether an observation can be flattened as its space says: bounds and dtypes do not count."""
+    """Return whether an observation flattens to the size of its space; bounds and dtypes are not checked."""
     try:
         flat: Any = spaces.flatten(space, obs)
     except Exception:
@@ -153,7 +153,7 @@ def _describe(value: Any) -> str:
 
 
 def entry_name(space: spaces.Space[Any] | None, place: int) -> str:
-    """Return the name of number `place` of a flattened observation: `.position[2]`; of a plain array, `[2]`."""
+    """Return the name of element `place` of a flattened observation, as `.position[2]`, or `[2]` for a plain array."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         for key, part in parts.items():
@@ -169,5 +169,5 @@ def _unflattenable(space: spaces.Space[Any]) -> bool:
         return True
     try:
         return not isinstance(spaces.flatten_space(space), spaces.Box)
-    except NotImplementedError:  # a space of the environment's own
+    except NotImplementedError:  # a custom space
         return True

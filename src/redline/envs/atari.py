@@ -1,7 +1,7 @@
-"""Atari games of ale-py: how they are made so that the preprocessing in `frames` is the only one, and how episodes start.
+"""Atari games of ale-py: constructor arguments that leave all preprocessing to `frames`, and how episodes start.
 
-Follows Machado et al. 2018 with the sticky actions of ALE/*-v5 (the emulator repeats the previous action with probability
-0.25, frame by frame), and Mnih et al. 2015 for no-op starts and FIRE.
+Sticky actions follow Machado et al. 2018, as in ALE/*-v5 (on every frame, the emulator repeats the previous action with
+probability 0.25); no-op starts and FIRE follow Mnih et al. 2015.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from redline.core.errors import UserError
 
 PREFIX = "ALE/"  # of an id
-_FIRE_FRAMES = 4  # as many as an agent's own action lasts: a sticky action may drop the first ones
+_FIRE_FRAMES = 4  # as long as one of the agent's actions: sticky actions may swallow the first frames
 
 
 def is_atari(name: str) -> bool:
-    """Return whether `name` is that of an Atari game, as gym:ALE/Pong-v5."""
+    """Return whether `name` is the name of an Atari game, such as gym:ALE/Pong-v5."""
     return name.rpartition(":")[2].startswith(PREFIX)
 
 
 def constructor_arguments(name: str, config: Any) -> dict[str, Any]:
-    """Return arguments for the environment `name`: it neither skips frames nor makes colours that the preprocessing drops."""
+    """Return constructor arguments that turn off frame skipping and colour where the preprocessing takes over; else empty."""
     if not is_atari(name):
         return {}
     arguments: dict[str, Any] = {"frameskip": 1} if config.frame_skip > 1 else {}
@@ -32,16 +32,16 @@ def constructor_arguments(name: str, config: Any) -> dict[str, Any]:
 
 
 def action_meanings(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
-    """Return the names of the actions, such as FIRE; empty where the environment does not tell."""
+    """Return the names of the actions, such as FIRE; empty if the environment does not provide them."""
     with contextlib.suppress(Exception):  # another environment may have a method of this name
         return tuple(map(str, env.unwrapped.get_action_meanings()))  # type: ignore[attr-defined]
     return ()
 
 
 class EpisodeStart(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that plays the first steps of an episode before the agent does.
+    """Plays the first steps of every episode before the agent takes over.
 
-    noops: most steps of action 0; their number is random, at least 1.
+    noops: maximum number of no-op steps (action 0) at the start; their number is random, at least 1.
     fire: press FIRE at the start and after the loss of a life.
     """
 

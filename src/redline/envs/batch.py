@@ -1,4 +1,4 @@
-"""N games on one device: time limit, auto-reset, final state and episode statistics, written once for all games.
+"""N copies of a game on one device: time limit, auto-reset, final state and episode statistics, shared by all games.
 
 `reset` and `step` are pure functions over tensors, so that a whole training iteration compiles and captures. `Env` in
 `redline.envs.env` holds their state between steps.
@@ -17,7 +17,7 @@ from redline.games import Game
 
 
 class Rules(NamedTuple):
-    """A game with its options and time limit: everything about an environment that is not a tensor."""
+    """A game with its options and time limit: the part of an environment that is not tensors."""
 
     game: Game
     config: Any
@@ -25,10 +25,10 @@ class Rules(NamedTuple):
 
 
 class EnvState(NamedTuple):
-    """The state of N environments. Each plays one episode after another, every one from a random stream of its own."""
+    """The state of N environments. Each plays one episode after another; every episode has its own random stream."""
 
     game: Any  # the game's State
-    key: Tensor  # (N,) int32: root of the environment's random streams, made of the seed and its index
+    key: Tensor  # (N,) int32: root of the environment's random streams, derived from the seed and its index
     played: Tensor  # (N,) int32: episodes finished
     episode: Episode  # statistics of the current episode
 
@@ -39,7 +39,7 @@ def env_keys(seed: int, env_index: Tensor) -> Tensor:
 
 
 def reset(rules: Rules, keys: Tensor) -> EnvState:
-    """Start the first episode of every environment. keys (N,) int32."""
+    """Return environments at the start of their first episodes. keys (N,) int32."""
     zero = torch.zeros_like(keys)
     episode = Episode(length=zero, score=zero.clone(), episode_return=torch.zeros_like(keys, dtype=torch.float32))
     state = rules.game.init(rules.config, random.fold(keys, zero))
@@ -47,16 +47,16 @@ def reset(rules: Rules, keys: Tensor) -> EnvState:
 
 
 def legal(rules: Rules, state: Any) -> Tensor | None:
-    """Return (N, A) bool, the legal actions of each State; None in a game where every action is always legal."""
+    """Return the action masks (N, A) bool of N States; None if every action is always legal in the game."""
     if not rules.game.spec(rules.config).masked:
         return None
     return rules.game.legal(rules.config, state)
 
 
 def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None = None) -> tuple[EnvState, Step]:
-    """Play action (N,) in every environment; where an episode ends, the next one starts in the same step.
+    """Return the environments after action (N,), and the outcome; an environment whose episode ends resets in the same step.
 
-    truncate (N,) bool: also truncate the episodes of these environments.
+    truncate (N,) bool: environments whose episodes are truncated at this step in any case.
     """
     state, reward, terminated, events = rules.game.step(rules.config, envs.game, action)
     episode = Episode(
@@ -85,7 +85,7 @@ def step(rules: Rules, envs: EnvState, action: Tensor, truncate: Tensor | None =
 
 
 def next_episode(rules: Rules, envs: EnvState, chosen: Tensor) -> EnvState:
-    """Abandon the current episode of the environments `chosen` (N,) bool and start the next one of each."""
+    """Return `envs` with the current episode abandoned and the next one started where `chosen` (N,) bool is True."""
     played = envs.played + chosen.to(torch.int32)
     fresh = EnvState(
         game=rules.game.init(rules.config, random.fold(envs.key, played)),

@@ -1,4 +1,4 @@
-"""Env: N games of one kind on a device, tensors in, tensors out; `make` builds one by name."""
+"""Env: N copies of a tensor game on a device, tensors in, tensors out; `make` builds one by name."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class EnvStep(NamedTuple):
-    """The result of `Env.step`: the same structure, shapes and dtypes at every step. Each (N, …)."""
+    """Result of `Env.step`, with the same structure, shapes and dtypes at every step. Each (N, …)."""
 
-    obs: Tensor  # next observation; where the episode ended, the first one of the next episode
+    obs: Tensor  # next observation; where the episode ended, the first of the next episode
     reward: Tensor  # float32
     terminated: Tensor  # bool: the game ended; do not bootstrap
     truncated: Tensor  # bool: a time limit ended the episode; bootstrap from final_obs
     won: Tensor  # bool: terminated by winning
-    final_obs: Tensor  # observation before any reset; equals obs where the episode goes on
-    episode: Episode  # length, score and return so far, this step included; the result where the episode ended
+    final_obs: Tensor  # observation before any reset; equals obs where the episode continues
+    episode: Episode  # length, score and return so far, including this step; final where the episode ended
 
 
 class Env:
-    """N games of one kind on one device, with auto-reset in the same step.
+    """N copies of a game on one device, with same-step auto-reset.
 
-    Environment i of a seed plays the same episodes in a batch of any size, on any device.
+    With a given seed, environment i plays the same episodes for the same actions, whatever the batch size and device.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Env:
         seed: int = 0,
         validate: bool | None = None,
     ) -> None:
-        """`validate` checks the range of every action; None: on a CPU only, since a GPU would have to be waited for."""
+        """`validate`: check the range of every action; None: on a CPU only, since on a GPU the check synchronizes."""
         if num_envs < 1:
             raise UserError(f"num_envs is {num_envs}; expected at least 1 environment.")
         self.rules, self.num_envs, self.device, self.seed = rules, num_envs, available_device(device), seed
@@ -53,7 +53,7 @@ class Env:
 
     @property
     def spec(self) -> Spec:
-        """Shapes, dtypes and the number of actions."""
+        """Observation shape and dtype, number of actions and other properties of the game."""
         return self.rules.game.spec(self.rules.config)
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class Env:
 
     @torch.no_grad()
     def step(self, action: Tensor) -> EnvStep:
-        """Play action (N,) integer; an environment whose episode ends starts its next one in the same step."""
+        """Step every environment with action (N,) integer; one whose episode ends resets in the same step."""
         state = self._started("step")
         self.state, step = batch.step(self.rules, state, self._checked(action).to(self.device))
         final_obs = self.rules.game.observe(self.rules.config, step.final_state)
@@ -79,7 +79,7 @@ class Env:
 
     @torch.no_grad()
     def legal(self) -> Tensor:
-        """Return (N, A) bool: the actions that may be taken now."""
+        """Return the action mask (N, A) bool: True where an action is legal now."""
         return self.rules.game.legal(self.rules.config, self._started("legal").game)
 
     def _started(self, method: str) -> EnvState:
@@ -88,7 +88,7 @@ class Env:
         return self.state
 
     def _checked(self, action: Any) -> Tensor:
-        """Return `action` as a tensor, or raise UserError for a wrong shape or dtype, or a value out of range."""
+        """Return `action` as a tensor; raise UserError for a wrong shape or dtype, or a value out of range."""
         actions = torch.as_tensor(action)
         if actions.shape != (self.num_envs,):
             raise UserError(f"step expects actions of shape ({self.num_envs},), got {tuple(actions.shape)}.")
@@ -114,13 +114,13 @@ def make(
     validate: bool | None = None,
     **options: Any,
 ) -> Env:
-    """Return N games on a device, as in `make("snake", num_envs=4096, device="cuda", seed=0, width=7)`.
+    """Return an Env of `num_envs` games, as in `make("snake", num_envs=4096, device="cuda", seed=0, width=7)`.
 
     name: a built-in game, the import name of a module that defines one (in the current folder or on the Python path),
         or the module itself.
     time_limit: steps after which an episode is truncated; 0: none.
     validate: check the range of every action; by default on a CPU only.
-    options: the game's own.
+    options: the game's own options, such as `width`.
     """
     if isinstance(name, str) and name.partition(":")[0] in CPU_ENVS:
         gymnasium_call = f"gymnasium.make({name.removeprefix(PREFIX)!r})"
@@ -131,7 +131,7 @@ def make(
 
 
 def available_device(device: torch.device | str) -> torch.device:
-    """Return the device, or raise UserError where this machine does not have it."""
+    """Return the torch.device; raise UserError if this machine does not have it."""
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:

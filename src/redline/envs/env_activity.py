@@ -1,8 +1,8 @@
-"""Which environment this process is calling, for a watchdog that looks from another thread or after the process died.
+"""Record which environment this process is calling, for a watchdog in another thread or after the process has died.
 
-Two numbers: the index of the environment called last, and a count that is odd while a call is in progress. They lie in
-this process's memory, in memory that an actor shares with its supervisor, or in a file of the run folder, where they
-survive the process.
+Two numbers: the index of the environment called last, and a counter that is odd while a call is in progress. They are
+kept in this process's memory, in memory that an actor shares with its supervisor, or in a file of the run folder, which
+survives the process.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MAKING = -1  # in place of an index: an environment is being made
+MAKING = -1  # instead of an index while an environment is being made
 _SIZE = 16  # bytes of the two numbers
 
 _numbers = memoryview(bytearray(_SIZE)).cast("q")
 
 
 def numbers() -> memoryview:
-    """Return [index, count] of this process, int64 each. GymEnvs writes them."""
+    """Return this process's [index, count], a view of two int64 that GymEnvs writes."""
     return _numbers
 
 
 def position() -> tuple[int, int] | None:
-    """Return (count, index) of the call in progress, None between calls. Unchanged for long: the environment hangs."""
+    """Return (count, index) of the call in progress, None between calls. If it stays the same for long, the call hangs."""
     index, count = _numbers
     return (count, index) if count % 2 else None
 
 
 @contextmanager
 def calling(index: int) -> Iterator[None]:
-    """Count what is done while entered as a call of the environment `index`, or as MAKING one."""
+    """Record the body of the `with` statement as a call of environment `index`, or of MAKING."""
     record = _numbers
     outer, record[0] = record[0], index
     nested = record[1] % 2  # a call within a call is the same call
@@ -46,10 +46,10 @@ def calling(index: int) -> Iterator[None]:
 
 @contextmanager
 def kept_in(path: Path) -> Iterator[None]:
-    """Keep the numbers in a file while entered, which is removed at the end.
+    """Keep the numbers in a file during the `with` statement, and remove the file at its end.
 
-    A process that an environment ends leaves it behind, for `ended_in` to read. Where the file cannot be written, the
-    numbers stay in memory.
+    If an environment kills the process, the file remains for `ended_in` to read. If it cannot be written, the numbers
+    stay in memory.
     """
     global _numbers
     before = _numbers
@@ -69,7 +69,7 @@ def kept_in(path: Path) -> Iterator[None]:
 
 
 def ended_in(path: Path) -> int | None:
-    """Return the index of the environment in whose call the process that kept its numbers in `path` ended, if any."""
+    """Return the index of the environment that was being called when the process behind `path` died; None if unknown."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             content = file.read(_SIZE + 1)

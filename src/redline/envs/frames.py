@@ -1,4 +1,4 @@
-"""Frames: the usual preprocessing of images and actions in one wrapper: frame skip, greyscale, resizing, sticky actions.
+"""Frames: the usual image and action preprocessing in one wrapper: frame skip, greyscale, resizing, sticky actions.
 
 Follows Mnih et al. 2015 and Machado et al. 2018 (sticky actions). Frames are stacked on the device, not here.
 """
@@ -16,24 +16,24 @@ from redline.envs import images
 from redline.envs.gym_make import STEP_VALUES
 
 Array = np.ndarray[Any, Any]
-_BAR_ROWS = 10  # a bar that shows the action is a tenth of an image high
+_BAR_ROWS = 10  # the action bar takes up one tenth of the image's height
 
 
 class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that repeats every action `skip` times and shows the last image, or the maximum of the last two.
+    """Repeats every action `skip` times and returns the last image, or the maximum of the last two.
 
-    skip: repetitions of an action; rewards are added up, and an ending stops them.
+    skip: repetitions of an action; rewards are summed, and the end of the episode stops the repetition.
     brightest: show the pixelwise maximum of the last two images.
     grey, size: convert images to (size, size, 1) greyscale; images without channels (H, W) get one.
     sticky: probability, drawn for each repetition, that the previous action is taken instead.
-    show_action: draw the action of the last repetition into the top of the image: a black bar with a white field at one of
-        as many places as there are actions; no field at the start of an episode.
+    show_action: draw the action of the last repetition at the top of the image: a black bar with one position per action,
+        white at that of the action; all black at the start of an episode.
 
-    An environment with an attribute `frame_hidden` finds it True in steps whose observation will be looked at only if the
-    episode ends with them.
+    If the environment has an attribute `frame_hidden`, it is set to True for steps whose observation is discarded unless
+    the episode ends there.
 
-    An observation of another shape than announced, or with other numbers than bytes where bytes were announced, is an error
-    that names the environment by `name`.
+    An observation that does not fit the announced space in shape, or in range where the space holds integers, raises
+    InvalidStep with the environment's `name`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._preprocess(obs, before), total_reward, terminated, truncated, info
 
     def _invalid(self, values: Any) -> InvalidStep:
-        """Return the error for a result of `step` that cannot be unpacked or has no number as its reward."""
+        """Return the error for a result of `step` that cannot be unpacked or whose reward is not a number."""
         if not isinstance(values, tuple) or len(values) != 5:
             count = len(values) if isinstance(values, tuple) else 1
             return InvalidStep(
@@ -126,7 +126,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs if self.fields is None else self._with_action(obs)
 
     def _action_fields(self) -> dict[Any, slice]:
-        """Return the columns of the field of each action."""
+        """Return the columns of the action bar that mark each action."""
         actions, shape = self.env.action_space, self.observation_space.shape
         count = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
         assert shape is not None
@@ -140,7 +140,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {first + number: slice(number * width, (number + 1) * width) for number in range(count)}
 
     def _with_action(self, obs: Array) -> Array:
-        """Return a copy of the image with the bar that shows the last action."""
+        """Return a copy of the image with the action bar drawn in."""
         assert self.fields is not None
         shown = obs.copy()
         bar = shown[: max(1, len(shown) // _BAR_ROWS)]
@@ -150,7 +150,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
         return shown
 
     def _as_announced(self, obs: Array, box: spaces.Box) -> Array:
-        """Return the same numbers in the announced dtype; raise UserError where they do not fit the announced space."""
+        """Return the observation in the announced dtype; raise InvalidStep if it does not fit the announced space."""
         if obs.shape == box.shape and obs.dtype == box.dtype:
             return obs
         actual = f"{obs.dtype} of shape {obs.shape}"
@@ -168,7 +168,7 @@ class Frames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether the space is an image: (H, W, channels) uint8 with up to four channels."""
+    """Return whether the space holds images: (H, W, channels) uint8 with up to four channels."""
     shape = space.shape
     return (
         isinstance(space, spaces.Box)

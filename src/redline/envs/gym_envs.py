@@ -1,7 +1,6 @@
 """GymEnvs: N Gymnasium environments of one kind, stepped one after another in this process.
 
-Observations, rewards and endings are written into arrays that stay in place, from which a collector copies them to the
-device.
+Observations, rewards and endings are written in place into arrays, from which a collector copies them to the device.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Array = np.ndarray[Any, Any]
 
 
 class GymEnvs:
-    """N environments of one kind. After `reset` and every `step` the arrays hold the results.
+    """N environments of one kind. `reset` and `step` write their results to the arrays.
 
-    An environment whose episode ended has started the next one by then: `obs` is the first observation of the new
-    episode, `final_obs` the last one of the old.
+    Auto-reset happens in the same step: where an episode ended, `obs` is the first observation of the new episode and
+    `final_obs` the last of the old one.
 
-    An environment that raises an exception ends a step or reset with UserError, unless there is an `on_failure`: that may
-    `replace` it. Its step is in `discarded` then: a truncation without reward whose outcome nobody knows.
+    If an environment raises an exception, the step or reset raises UserError, unless an `on_failure` is set, which may
+    `replace` the environment. Its failed step counts as a truncation with reward 0, and `discarded` lists its index.
     """
 
     def __init__(
@@ -50,9 +49,10 @@ class GymEnvs:
     ) -> None:
         """Make `count` environments.
 
-        first: index of the first among the environments of all processes.
-        backplay: fraction of episodes that start about `backplay_steps` before the last loss, where the game can restore
-            snapshots. They are truncated after a while, and `episode_over` stays False: only whole games are counted.
+        first: index of the first of these environments among those of all processes.
+        backplay: probability that the episode after a lost game starts about `backplay_steps` before the loss, if the
+            game can restore snapshots. It is truncated after BACKPLAY_LENGTH times as many steps, and `episode_over` stays
+            False: only whole games are counted.
         """
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps, self.first = backplay, backplay_steps, first
@@ -66,9 +66,9 @@ class GymEnvs:
         self.episode_over = np.zeros(count, bool)  # a whole game ended
         self.lost = np.zeros(count, bool)  # the game terminated, was not truncated
         self.won = np.zeros(count, bool)  # the game was won, where the environment reports it
-        self.activity: Any = env_activity.numbers()  # index being called and count of calls, read by watchdogs
-        self.seeds: list[int] = []  # of the last reset that had one
-        # Called with an environment's number and the failure where it raised: replaces it, or raises.
+        self.activity: Any = env_activity.numbers()  # index being called and call counter, read by watchdogs
+        self.seeds: list[int] = []  # of each environment's last seeded reset
+        # Called with an environment's index and its failure: replaces the environment, or raises.
         self.on_failure: Callable[[int, UserError], None] | None = None
         self.discarded: list[int] = []  # environments replaced in the last step; cleared by the reader
         self.masked = 0  # rewards and observations that were not finite or too large, with `nonfinite` mask
@@ -77,12 +77,12 @@ class GymEnvs:
         self.lives = np.zeros(count, np.int64)
         self.left = np.zeros(count, np.int64)  # remaining steps of backplay; 0: a whole game
         self.failed = np.zeros(count, bool)  # the last whole game was lost
-        # Statistics of the current game, this step included; its result where it is over.
+        # Statistics of the current game, including this step; final where the game is over.
         self.length, self.score, self.episode_return = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
         self.started = False
 
     def reset(self, seed: int, number: int = 0) -> None:
-        """Start new episodes everywhere. Environment i, counted from `first`, is seeded with `seed`, `number` and i."""
+        """Start new episodes in all environments, each seeded with `seed`, `number` and its index among all processes."""
         if not self.envs:
             raise RuntimeError(f"reset of {self.game.name} was called after close; make it anew.")
         self.seeds = env_seeds(seed, number, self.first, len(self.envs))
@@ -115,7 +115,7 @@ class GymEnvs:
         self.lives[i] = _lives(info)
 
     def replace(self, i: int, seed: int) -> None:
-        """Make environment i anew and start an episode with `seed`; raise UserError if that fails."""
+        """Replace environment i by a new one and start an episode with `seed`; raise UserError if that fails."""
         with contextlib.suppress(Exception, SystemExit):
             self.envs[i].close()
         self.seeds[i], self.left[i], self.failed[i] = seed, 0, False
@@ -135,7 +135,7 @@ class GymEnvs:
             self.activity[1] += 1
 
     def step(self, actions: Array, busy: Array | None = None) -> None:
-        """Step every environment with actions (N,), or only those that are `busy` (N,) bool."""
+        """Step the environments with actions (N,): all of them, or those where `busy` (N,) bool is True."""
         if not self.started:
             when = "before reset; call reset first" if self.envs else "after close; make it anew"
             raise RuntimeError(f"step of {self.game.name} was called {when}.")
@@ -191,7 +191,7 @@ class GymEnvs:
         self.obs[i], self.lives[i] = obs, lives
 
     def _discard(self, i: int, error: BaseException) -> None:
-        """Recover from an exception in a step of environment i, whose outcome is unknown."""
+        """Replace environment i after an exception in its step, and record a truncation with reward 0."""
         self.final_obs[i] = self.obs[i]
         self._recover(i, "step", error)
         self.reward[i] = 0.0
@@ -200,14 +200,14 @@ class GymEnvs:
         self.discarded.append(i)
 
     def _recover(self, i: int, method: str, error: BaseException) -> None:
-        """Have environment i replaced by `on_failure`, or raise the failure."""
+        """Let `on_failure` replace environment i, or raise the failure if there is no `on_failure`."""
         failed = self._failure(i, method, error)
         if self.on_failure is None or isinstance(failed, EnvsLost):
             raise failed
         self.on_failure(i, failed)
 
     def _count(self, i: int, reward: float, info: Mapping[str, Any]) -> None:
-        """Add a step to the statistics of environment i, and write its reward for the learner."""
+        """Add a step to the statistics of environment i and store the learner's reward."""
         self.length[i] += 1
         learned = float(np.sign(reward)) if self.config.reward_clip else reward
         if not (-self._bound <= learned <= self._bound and -math.inf < reward < math.inf):
@@ -217,7 +217,7 @@ class GymEnvs:
         self.reward[i] = learned
 
     def _next_episode(self, env: gymnasium.Env[Any, Any], i: int) -> tuple[Any, dict[str, Any]]:
-        """Start a whole game or, with probability `backplay` after a loss, an episode of backplay."""
+        """Start a whole game or, with probability `backplay` after a loss, a backplay episode; return observation and info."""
         if not self.backplay:
             return env.reset()
         backplay = bool(self.failed[i] and self.rng.random() < self.backplay)
@@ -229,7 +229,7 @@ class GymEnvs:
         return {"snapshots": 2 * self.backplay_steps * self.config.frame_skip}  # on average half of that before a loss
 
     def _failure(self, i: int, method: str, error: BaseException) -> UserError:
-        """Return the failure of environment i, by its number, with `error` as its cause."""
+        """Return an error that names environment i, with `error` as its cause."""
         number = f"(environment {self.first + i})"
         failed = failure(self.game.name, f"{method} {number}", error)
         if isinstance(error, InvalidStep) and number not in str(error):
@@ -243,9 +243,9 @@ class GymEnvs:
         return 0.0 if math.isnan(reward) else min(max(reward, -self._bound), self._bound)
 
     def _check(self, values: Array) -> bool:
-        """Return whether numbers of the observations (N, …) are not finite or beyond the bound, and mask them.
+        """Mask non-finite or too large numbers in observations (N, …), in place; return whether there were any.
 
-        One would soon be in every weight of the network.
+        A single NaN would soon spread to every weight of the network.
         """
         if values.dtype.kind != "f":
             return False
@@ -266,7 +266,7 @@ class GymEnvs:
         return bool(wrong.any())
 
     def _report(self, i: int, value: str) -> None:
-        """Raise InvalidStep for a value that no learner can use or, with `nonfinite` mask, count it."""
+        """Raise InvalidStep for a non-finite or too large value or, if `nonfinite` is mask, count it."""
         text = f"{self.game.name} returned {value} in step {self.length[i]} of an episode"
         if self.config.nonfinite == "stop":
             raise InvalidStep(
@@ -279,7 +279,7 @@ class GymEnvs:
         self.masked += 1
 
     def close(self) -> None:
-        """Close the environments; calling it again does nothing. One that cannot be closed is reported and left."""
+        """Close the environments; idempotent. An exception while closing one is reported, not raised."""
         envs, self.envs, self.started = self.envs, [], False
         for env_index, env in enumerate(envs):
             with self._calling(env_index):
@@ -290,12 +290,12 @@ class GymEnvs:
 
 
 def env_seeds(seed: int, number: int, first: int, count: int) -> list[int]:
-    """Return the seeds of `count` environments, counted from index `first`."""
+    """Return the seeds of `count` environments from index `first` on."""
     key = random.fold(random.seed_key(seed), torch.tensor(number))
     seeds: list[int] = (random.fold(key, torch.arange(first, first + count)) & 0x7FFFFFFF).tolist()
     return seeds
 
 
 def _lives(info: Mapping[str, Any]) -> int:
-    """Return the lives left, where the environment reports them, else 0."""
+    """Return the remaining lives; 0 if the environment does not report them."""
     return int(info.get("lives", info.get("life", 0)))

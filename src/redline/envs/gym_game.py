@@ -1,8 +1,8 @@
 """Any Gymnasium environment with discrete actions, as gym:CartPole-v1: its options, State and spec in the place of a game.
 
-Only a CPU can step such an environment (`gym_envs.GymEnvs`). For learners it is a game whose State is its observation.
-`gym:ID` names a registered environment, `gym:module:ID` imports the module first. Other kinds of CPU environment derive
-from GymGame.
+Only the CPU can step such an environment (`gym_envs.GymEnvs`). To learners it is a game whose State is its observation.
+`gym:ID` names a registered environment; `gym:module:ID` imports the module first. Other kinds of CPU environments are
+subclasses of GymGame.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from redline.envs.frames import Frames
 from redline.envs.gym_make import PREFIX, open_env, probe
 from redline.envs.random_play import LARGE, RandomPlay, channel_bounds
 
-WORTH_A_PROCESS = 500e-6  # seconds per step from which stepping in another process pays
-_announced: set[str] = set()  # environments whose dropped observation entries were printed
+WORTH_A_PROCESS = 500e-6  # seconds per step above which stepping in another process pays off
+_announced: set[str] = set()  # environments whose dropped observation entries were already printed
 
 
 @dataclass(frozen=True)
@@ -85,40 +85,40 @@ class GymConfig:
 
 
 class GymState(NamedTuple):
-    """The known part of the state of N environments: their observations."""
+    """The visible state of N environments: their observations."""
 
     obs: Tensor  # (N, …) the newest frame; (N, stack, …) where frames are stacked, the newest last
 
 
 class GymGame:
-    """A Gymnasium environment in the place of a game. It has no `step` over tensors: only the CPU can step it.
+    """A Gymnasium environment with the interface of a game, but without a `step` over tensors: only the CPU can step it.
 
-    An environment with CAN_RESTORE takes snapshots of its whole games when `reset` gets the option `snapshots`, the
-    number of frames between two. With the option `backplay` it starts from the last snapshot before a loss, if it has
-    one, and sets `backplay` in the info.
+    An environment with CAN_RESTORE takes snapshots during whole games if `reset` gets the option `snapshots`, the number
+    of frames between snapshots. With the option `backplay` it starts from the last snapshot before a loss, if it has one,
+    and sets `backplay` in the info.
     """
 
     ON_CPU = True
     CAN_RESTORE = False
-    cells = None  # frames are drawn by the environment itself
+    cells = None  # the environment renders its own frames
 
-    SPELLING = "gym:ID"  # form of a name
+    SPELLING = "gym:ID"  # form of an environment's name
     SCORE_NAME = "return"
     SCORE = ""  # key of the score so far in `info`; empty: the sum of rewards
-    WON = ""  # key in `info` for a game that was won; empty: not reported
+    WON = ""  # key in `info` that tells whether the game was won; empty: not reported
     VERSION = 1
     PALETTE = ()
     HIDDEN = ()
     LIVE = ()
-    # Options that a continued run may change: they do not affect the games.
+    # Options that a resumed run may change: they do not affect the games.
     RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
-    levels: tuple[str, ...] = ()  # names of several levels: environment i plays number i modulo their count; empty: one
+    levels: tuple[str, ...] = ()  # names of the levels; environment i plays levels[i % len(levels)]; empty: only one
     Config: type[GymConfig] = GymConfig
     State = GymState
 
     def __init__(self, name: str) -> None:
-        """Name an environment, in the form of SPELLING; it is made by `make`."""
+        """name: of the environment, in the form of SPELLING; `make` makes it."""
         self.name = name
         self._spec: tuple[GymConfig, Spec] | None = None
 
@@ -128,7 +128,7 @@ class GymGame:
         return name in gymnasium.registry
 
     def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
-        """Return one environment as registered, without preprocessing: number `env_index` among all."""
+        """Return one environment, number `env_index` of all, as registered, without preprocessing."""
         del env_index  # all are the same
         name = self.name.removeprefix(PREFIX)
         env = open_env(name, atari.constructor_arguments(name, config) | config.kwargs, render_mode)
@@ -136,18 +136,18 @@ class GymGame:
         return atari.EpisodeStart(env, config.noops, config.fire, self.name) if starts else env
 
     def make(self, config: GymConfig, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
-        """Return one environment whose observations are arrays, channels first, and whose actions count from 0.
+        """Return one preprocessed environment with array observations, channels first, and actions numbered from 0.
 
-        env_index: its number among all environments, which chooses its level where there are several.
+        env_index: its index among all environments, which selects its level if there are several.
         """
         return self.prepare(self.open(config, render_mode, env_index), config)
 
     def level_of(self, env_index: int) -> str:
-        """Return the level that environment number `env_index` plays; empty where there is only one."""
+        """Return the level that environment `env_index` plays; empty if there is only one."""
         return self.levels[env_index % len(self.levels)] if self.levels else ""
 
     def prepare(self, env: gymnasium.Env[Any, Any], config: GymConfig) -> gymnasium.Env[Any, Any]:
-        """Return an environment with the preprocessing of these options."""
+        """Return `env` wrapped with the preprocessing of these options."""
         images = (config.frame_max, config.grey, config.size)
         frames = Frames(env, config.frame_skip, *images, config.sticky, config.show_action, self.name)
         return ArrayWrapper(frames, self.name)
@@ -160,27 +160,27 @@ class GymGame:
         return self._spec[1]
 
     def random_play(self, config: GymConfig) -> RandomPlay:
-        """Return what the first steps of random play show; they are played once."""
+        """Return step duration and observation scale, measured in the first steps of random play; cached."""
         kind: Any = type(self)
         return _random_play(kind, self.name, config)
 
     def costs_are_constant(self, config: GymConfig) -> bool:
-        """Return whether each of many random steps costs the same and none reaches an end; they are played once."""
+        """Return whether every step of random play has the same negative reward and none terminates; cached."""
         kind: Any = type(self)
         return _costs_are_constant(kind, self.name, config)
 
     def announced_scale(self, config: GymConfig) -> tuple[float, ...]:
-        """Return the scale of observations that follows from the spaces, without playing."""
+        """Return the observation scale that follows from the spaces alone, without random play."""
         with env_activity.calling(env_activity.MAKING):
             env: Any = self.make(config)
         return random_play.announced_scale(env)
 
     def step_seconds(self, config: GymConfig) -> float:
-        """Return the duration of a step."""
+        """Return the duration of a step in seconds, measured in random play."""
         return self.random_play(config).step_seconds
 
     def check_installed(self) -> None:
-        """Raise UserError if the environment is unknown or needs a package that is missing."""
+        """Raise UserError if the environment is unknown or needs a package that is not installed."""
         probe(self.name.removeprefix(PREFIX))
 
     def init(self, config: GymConfig, key: Tensor) -> GymState:
@@ -189,13 +189,13 @@ class GymGame:
         return GymState(torch.zeros(len(key), *frame_shape(spec), dtype=spec.obs_dtype, device=key.device))
 
     def observe(self, config: GymConfig, state: GymState) -> Tensor:
-        """Return observations (N, …): the channels of all stacked frames after one another, or of a single frame."""
+        """Return observations (N, …): the channels of all stacked frames, concatenated, or of a single frame."""
         single = state.obs.ndim == 1 + len(self.spec(config).obs_shape)
         channels = state.obs if single else state.obs.flatten(1, 2)
         return (channels >= config.binary).to(torch.uint8) if config.binary else channels
 
     def legal(self, config: GymConfig, state: GymState) -> Tensor:
-        """Return (N, A) bool: every action is legal."""
+        """Return an action mask (N, A) bool that is True everywhere: every action is legal."""
         return torch.ones(len(state.obs), self.spec(config).num_actions, dtype=torch.bool, device=state.obs.device)
 
 
@@ -205,12 +205,12 @@ def frame_shape(spec: Spec) -> tuple[int, ...]:
 
 
 def stacked(stack: Tensor, newest: Tensor, episode_start: Tensor | None = None) -> Tensor:
-    """Return the stack (N, F, …) with the newest frame (N, …) appended; at an `episode_start` (N,) bool it fills the stack."""
+    """Return the stack (N, F, …) with the newest frame (N, …) appended; at an `episode_start` (N,) bool, filled with it."""
     later = torch.cat([stack[:, 1:], newest.unsqueeze(1)], 1)
     if episode_start is None:
         return later
     if later.device.type == "cpu" and not torch.compiler.is_compiling():
-        started = episode_start.nonzero().flatten()  # few: `where` would choose byte by byte, ten times as slowly
+        started = episode_start.nonzero().flatten()  # few: `where` would select byte by byte, ten times slower
         later[started] = newest[started].unsqueeze(1)
         return later
     return torch.where(episode_start.view(-1, *(1,) * (stack.ndim - 1)), newest.unsqueeze(1), later)
@@ -253,7 +253,7 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
 
 
 def _obs_scale(config: GymConfig, bounds: np.ndarray[Any, Any]) -> tuple[float, ...]:
-    """Return the factor of every number of a vector, or channel of an image; one that is given is that of all."""
+    """Return the factor of every element of a vector, or channel of an image; a single given factor applies to all."""
     given = config.obs_scale * len(bounds) if len(config.obs_scale) == 1 else config.obs_scale
     if given and len(given) != len(bounds):
         raise UserError(f"env.obs_scale has {len(given)} factors; expected {len(bounds)}, or one for all.")

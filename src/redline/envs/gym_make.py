@@ -1,4 +1,4 @@
-"""Making Gymnasium environments by id: finds the module, checks arguments, adapts old interfaces, explains failures."""
+"""Make Gymnasium environments by id: import their module, check arguments, adapt old interfaces, explain failures."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from redline.core.registry import current_folder_importable
 from redline.envs import atari, env_activity
 
 PREFIX = "gym:"  # before an id on the command line
-# Ids with this beginning are registered by a module that an extra of Redline installs.
+# Ids with this prefix are registered by a module that one of Redline's extras installs.
 _EXTRAS = {atari.PREFIX: ("ale_py", "atari")}
-# Ids with this beginning are registered by a package that must be named before the id.
+# Ids with this prefix are registered by a package that must be named before the id.
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MiniWorld-": "miniworld", "highway-": "highway_env"}
-_announced: set[tuple[str, str]] = set()  # warnings that were printed: environment and text
+_announced: set[tuple[str, str]] = set()  # warnings already printed: environment and text
 STEP_VALUES = "observation, reward, terminated, truncated, info"
 
 
 class EnvInfo(NamedTuple):
-    """Properties of an environment, found by making it and playing one step."""
+    """Properties of an environment, found by making it and stepping it once."""
 
     observation_space: spaces.Space[Any]
-    kwargs: dict[str, Any]  # constructor arguments: registered ones and those given
-    action_meanings: tuple[str, ...]  # names of the actions, where the environment tells them
-    old_api: bool  # the interface of Gym before 0.26
+    kwargs: dict[str, Any]  # constructor arguments: the registered ones, updated with the given ones
+    action_meanings: tuple[str, ...]  # names of the actions; empty if the environment does not provide them
+    old_api: bool  # has the interface of Gym before 0.26
 
 
 def probe(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
-    """Make the environment once, play one step and return its properties; cached."""
+    """Return the properties of an environment, which is made and stepped once; cached."""
     return _probe(name, json.dumps(dict(kwargs or {}), sort_keys=True))
 
 
@@ -79,7 +79,7 @@ def _probe_once(name: str, kwargs: Mapping[str, Any]) -> EnvInfo:
 def open_env(
     name: str, kwargs: Mapping[str, Any] | None = None, render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Return the environment with its registered time limit, adapted where it has an old interface."""
+    """Return the environment with its registered time limit; an old Gym interface is adapted."""
     env = _make(name, kwargs or {}, render_mode)
     if not probe(name, kwargs).old_api:
         return env
@@ -93,21 +93,21 @@ def open_env(
 
 
 def constructor_arguments(name: str) -> dict[str, inspect.Parameter]:
-    """Return the arguments that the constructor of an environment takes, by name; `**kwargs` as the name `**`."""
+    """Return the constructor's parameters by name; `**kwargs` is listed as `**`."""
     _import_module(name)
     try:
         entry_point = gymnasium.spec(name.rpartition(":")[2]).entry_point
         creator: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         parameters = inspect.signature(creator).parameters.values()
     except (gymnasium.error.Error, ImportError, AttributeError, ValueError, TypeError):
-        return {"**": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}  # `_make` says what is wrong
+        return {"**": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}  # `_make` reports the error
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     open_ended = [parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD]
     return named | ({"**": open_ended[0]} if open_ended else {})
 
 
 def check_kwargs(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that the constructor does not take, or of another type than its default."""
+    """Raise UserError for an argument that the constructor does not accept, or whose type differs from the default's."""
     arguments = constructor_arguments(name)
     open_ended = arguments.pop("**", None) is not None
     arguments.pop("render_mode", None)
@@ -125,7 +125,7 @@ def check_kwargs(name: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def failure(name: str, doing: str, error: BaseException) -> UserError:
-    """Return an error that names the environment, what it was doing and the line that raised."""
+    """Return an error that names the environment, the operation that failed and the line that raised."""
     if isinstance(error, UserError):
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -152,7 +152,7 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
             f"{PREFIX}{name} cannot be made: {_sentence(error)} Redline takes single environments of Gymnasium, "
             "neither vector environments nor those of old Gym."
         ) from error
-    except (gymnasium.error.Error, ImportError, ValueError) as error:  # their messages say what is missing
+    except (gymnasium.error.Error, ImportError, ValueError) as error:  # their messages name the cause
         raise UserError(f"{PREFIX}{name} cannot be made: {_sentence(error)}") from error
     except (Exception, SystemExit) as error:
         raise failure(f"{PREFIX}{name}", "its constructor", error) from error
@@ -170,7 +170,7 @@ def _make(name: str, kwargs: Mapping[str, Any], render_mode: str | None = None) 
 
 
 def _announce(name: str, messages: list[str]) -> None:
-    """Print the warnings of Gymnasium about an environment that was made, each once and in one line."""
+    """Print Gymnasium's warnings about an environment, each only once and on one line."""
     for message in messages:
         text = re.sub(r"\x1b\[\d*m", "", message)
         if text.startswith("WARN: ") and (name, text) not in _announced:
@@ -179,7 +179,7 @@ def _announce(name: str, messages: list[str]) -> None:
 
 
 def _import_module(name: str) -> None:
-    """Import the module that registers the id: the part before a colon, or that of an extra."""
+    """Import the module that registers the id: the one named before the colon, or an extra's."""
     for beginning, (module, extra) in _EXTRAS.items():
         if name.startswith(beginning):
             try:
@@ -207,7 +207,7 @@ def _import_module(name: str) -> None:
 
 
 def _package_hint(name: str) -> str:
-    """Return ` Did you mean gym:PACKAGE:ID?` for an id that a package registers once it is imported."""
+    """Return a hint such as ` Did you mean gym:PACKAGE:ID?` for an id that a package registers on import; else empty."""
     if ":" in name:
         return ""
     packages = [package for beginning, package in _PACKAGES.items() if name.startswith(beginning)]
@@ -221,7 +221,7 @@ def _package_hint(name: str) -> str:
 
 
 class _OldApi(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adapts an environment written for Gym before 0.26: `seed()`, no `info` from `reset`, one `done` for both endings."""
+    """Adapts an environment written for Gym before 0.26: `seed()`, no `info` from `reset`, a single `done` flag."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         del options
@@ -249,7 +249,7 @@ def _takes_seed(env: Any) -> bool:
 
 
 def _is_pair(first: Any) -> bool:
-    """Return whether the result of `reset` is an observation and `info`."""
+    """Return whether `reset` returned (observation, info)."""
     return isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], dict)
 
 

@@ -1,15 +1,15 @@
-"""Redline's games as Gymnasium environments: one class for a single game, one for a batch, for every game there is.
+"""Redline's games as Gymnasium environments: GameEnv for a single game, GameVectorEnv for a batch.
 
     import redline
     env = gymnasium.make("redline/Snake-v0", width=7, render_mode="rgb_array")
     envs = gymnasium.make_vec("redline/Snake-v0", num_envs=64, device="cuda")
 
-`info` holds `score` and `won`, and when an episode ends its result (`r`, `l`, `score`) under `episode_stats`: the key
+`info` holds `score` and `won` and, when an episode ends, its statistics (`r`, `l`, `score`) under `episode_stats`: the key
 `episode` is reserved by Gymnasium's RecordEpisodeStatistics.
 
-In a game with illegal actions `info["action_mask"]` (int8, 1: legal) lists the legal actions; `action_space.sample` and
-sb3-contrib's MaskablePPO (through `action_masks()`) accept it. An illegal action is played by the game's own rules, which
-define it: in Tetris the game ends. With `on_illegal="raise"` it raises InvalidAction and changes nothing.
+In a game with illegal actions, `info["action_mask"]` (int8, 1: legal) marks the legal ones. Pass it to
+`action_space.sample`; sb3-contrib's MaskablePPO calls `action_masks()`. The game's rules define the effect of an illegal
+action: in Tetris the game ends. With `on_illegal="raise"` it raises InvalidAction and changes nothing.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from redline.envs.rules import make_rules
 from redline.envs.single_game import single_game
 
 Array = NDArray[Any]
-OnIllegal = Literal["play", "raise"]  # an illegal action is played by the game's rules, or raises InvalidAction
+OnIllegal = Literal["play", "raise"]  # apply the game's rules to an illegal action, or raise InvalidAction
 RENDER_MODES = ("rgb_array", "ansi")
 _CELL_PIXELS = 24
-_SEED_BITS = (1 << 64) - 1  # a seed's key reads 64 bits
+_SEED_BITS = (1 << 64) - 1  # Redline's seeds have 64 bits
 
 
 class GameEnv(gymnasium.Env[Array, np.int64]):
-    """One game. The step that ends an episode returns its final observation; `reset` then starts another episode.
+    """One game as a gymnasium.Env. The step that ends an episode returns its final observation.
 
-    `reset(seed=s)` starts the first episode of environment 0 of seed s, as `redline.make(game, seed=s)` does. On a CPU
-    the game's plain-Python oracle plays: a batch of one would be slow, and the trajectories are the same.
+    `reset(seed=s)` starts the same episode as environment 0 of `redline.make(game, seed=s)`; a later `reset()` starts the next.
+    On a CPU the game's plain-Python oracle plays: it is faster than a batch of one, and its trajectories are the same.
     """
 
     metadata = {"render_modes": list(RENDER_MODES), "render_fps": 10}  # noqa: RUF012 (Gymnasium's own type)
@@ -99,11 +99,11 @@ class GameEnv(gymnasium.Env[Array, np.int64]):
         return self._game.observe(), step.reward, step.terminated, step.truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return (A,) bool, the legal actions, as sb3-contrib's MaskablePPO expects."""
+        """Return the action mask (A,) bool, as sb3-contrib's MaskablePPO expects it."""
         return np.ones(self._spec.num_actions, np.bool_) if self._legal is None else self._legal.copy()
 
     def render(self) -> Any:
-        """Return an (H, W, 3) uint8 picture or lines of letters, by render mode; None without one."""
+        """Return an (H, W, 3) uint8 image or lines of letters, depending on the render mode; None without one."""
         if not self._started:
             raise ResetNeeded("render was called before the first reset; call reset first.")
         frames = draw(self._rules, self._game.state(), self.render_mode) if self.render_mode else ()
@@ -114,10 +114,10 @@ class GameEnv(gymnasium.Env[Array, np.int64]):
 
 
 class GameVectorEnv(VectorEnv[Array, Array, Array]):
-    """N games in one batch on a device, with auto-reset in the same step and infos as SyncVectorEnv makes them then.
+    """N games in one batch on a device, with same-step auto-reset and infos in the format of SyncVectorEnv's SAME_STEP mode.
 
-    `reset(seed=s)` starts environments 0 to N-1 of seed s, as `redline.make` does. A list of N seeds starts environment 0
-    of each, so that environment i plays like a single environment reset with seed i of the list.
+    `reset(seed=s)` starts the same episodes as `redline.make(game, num_envs=N, seed=s)`. With a list of N seeds,
+    environment i plays like a GameEnv reset with the i-th of them.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class GameVectorEnv(VectorEnv[Array, Array, Array]):
         *,
         device: torch.device | str = "cpu",
         time_limit: int = 0,
-        max_episode_steps: int | None = None,  # Gymnasium's name for time_limit; the shorter of the two holds
+        max_episode_steps: int | None = None,  # Gymnasium's name for time_limit; the shorter of the two applies
         on_illegal: OnIllegal = "play",
         render_mode: str | None = None,
         **options: Any,
@@ -188,20 +188,20 @@ class GameVectorEnv(VectorEnv[Array, Array, Array]):
             _add_infos(final_info, result | action_mask(self._rules, step.final_state), ended)
             infos |= {"final_obs": final_obs, "_final_obs": ended.copy()}
             infos |= {"final_info": final_info, "_final_info": ended.copy()}
-        # Of the current episode: a new one has no score yet.
+        # These are of the current episode: a new one has no score yet.
         present = {"score": np.where(ended, 0, stats["score"]), "won": won & ~ended}
         _add_infos(infos, present | action_mask(self._rules, self._env_state.game), np.ones(self.num_envs, np.bool_))
         reward = to_numpy(step.reward).astype(np.float64)
         return self._observe(self._env_state.game), reward, terminated, truncated, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return (N, A) bool, the legal actions of every game."""
+        """Return the action masks (N, A) bool of all games."""
         if self._env_state is None:
             raise ResetNeeded("action_masks was called before the first reset; call reset first.")
         return to_numpy(self._rules.game.legal(self._rules.config, self._env_state.game))
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return a picture or text of every game; None without a render mode."""
+        """Return an image or text of every game; None without a render mode."""
         if self._env_state is None:
             raise ResetNeeded("render was called before the first reset; call reset first.")
         return draw(self._rules, self._env_state.game, self.render_mode) or None
@@ -210,7 +210,7 @@ class GameVectorEnv(VectorEnv[Array, Array, Array]):
         return to_numpy(self._rules.game.observe(self._rules.config, state))
 
     def _keys(self, seed: int | Sequence[int] | None) -> Tensor:
-        """Return the environments' root keys (N,) int32 for one seed, a list of seeds, or none."""
+        """Return the environments' root keys (N,) int32 for one seed, a list of seeds, or None."""
         if seed is None or isinstance(seed, int | np.integer):
             root = _entropy(self.np_random_seed) if seed is None else int(seed)
             return batch.env_keys(root, torch.arange(self.num_envs, device=self._device))
@@ -240,7 +240,7 @@ def checked_actions(actions: Any, num_envs: int, num_actions: int) -> Array:
 
 
 def check_legal(actions: Array, legal: Array) -> None:
-    """Raise InvalidAction if one of actions (N,) is illegal in its game. legal (N, A) bool."""
+    """Raise InvalidAction if any of the actions (N,) is illegal in its game. legal (N, A) bool."""
     envs = np.arange(len(actions))
     for env_index in envs[~legal[envs, actions]]:
         place = f" in environment {env_index}" if len(actions) > 1 else ""
@@ -251,13 +251,13 @@ def check_legal(actions: Array, legal: Array) -> None:
 
 
 def action_mask(rules: Rules, state: Any) -> dict[str, Array]:
-    """Return `action_mask` (N, A) int8 as Gymnasium's own environments do; empty where every action is always legal."""
+    """Return {"action_mask": (N, A) int8}, Gymnasium's format; empty if every action is always legal in the game."""
     legal = batch.legal(rules, state)
     return {} if legal is None else {"action_mask": to_numpy(legal).astype(np.int8)}
 
 
 def game_spaces(spec: Spec) -> tuple[spaces.Box, spaces.Discrete]:
-    """Return the observation and action space of one game."""
+    """Return the observation space and the action space of one game."""
     dtype = torch.empty(0, dtype=spec.obs_dtype).numpy().dtype
     box = spaces.Box(spec.obs_low, spec.obs_high, spec.obs_shape, dtype.type)
     return box, spaces.Discrete(spec.num_actions)
@@ -270,7 +270,7 @@ def to_numpy(x: Tensor) -> Array:
 
 
 def episode_stats(episode: Episode) -> dict[str, Array]:
-    """Return return, length and score, each (N,), under the keys that Gymnasium's and SB3's statistics use."""
+    """Return the episodes' returns `r`, lengths `l` and `score`, (N,) each; Gymnasium and SB3 use the same keys."""
     return {
         "r": to_numpy(episode.episode_return).astype(np.float64),
         "l": to_numpy(episode.length).astype(np.int64),
@@ -279,7 +279,7 @@ def episode_stats(episode: Episode) -> dict[str, Array]:
 
 
 def draw(rules: Rules, state: Any, render_mode: str | None) -> tuple[Any, ...]:
-    """Return each of the N games as an (H, W, 3) uint8 picture or as lines of letters; empty without a render mode."""
+    """Return each of the N games as an (H, W, 3) uint8 image or as lines of letters; empty without a render mode."""
     if render_mode is None:
         return ()
     cells = to_numpy(games.draw_cells(rules.game, rules.config, state))
@@ -291,7 +291,7 @@ def draw(rules: Rules, state: Any, render_mode: str | None) -> tuple[Any, ...]:
 
 
 def _add_infos(infos: dict[str, Any], values: dict[str, Any], mask: NDArray[np.bool_]) -> None:
-    """Add values (N, …) as Gymnasium's vector infos do: zero where `mask` is False, the mask itself under `_name`."""
+    """Add values (N, …) in Gymnasium's vector format: zero where `mask` (N,) is False, with the mask under `_name`."""
     for name, value in values.items():
         if isinstance(value, dict):
             infos[name] = {}
@@ -302,7 +302,7 @@ def _add_infos(infos: dict[str, Any], values: dict[str, Any], mask: NDArray[np.b
 
 
 def known_on_illegal(on_illegal: OnIllegal) -> OnIllegal:
-    """Return `on_illegal`, or raise UserError if it is neither of the two."""
+    """Return `on_illegal`; raise UserError if it is neither "play" nor "raise"."""
     if on_illegal not in ("play", "raise"):
         raise UserError(f"on_illegal is '{on_illegal}'; expected play (by the game's rules) or raise.")
     return on_illegal
@@ -315,5 +315,5 @@ def _known_render_mode(render_mode: str | None) -> str | None:
 
 
 def _entropy(seed: int | None) -> int:
-    """Return the seed that Gymnasium drew from the system where none was given, as one of Redline's."""
+    """Return the seed that Gymnasium drew from the operating system, reduced to 64 bits."""
     return (seed or 0) & _SEED_BITS

@@ -1,4 +1,4 @@
-"""Grey and smaller images, in integers: by a C++ library (`images.cpp`) or, with the same numbers, in NumPy."""
+"""Convert images to greyscale and resize them in integer arithmetic, in C++ (`images.cpp`) or, with equal results, in NumPy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from redline.core.native import load_library
 
 Array = np.ndarray[Any, Any]
-Weights = list[tuple[Array, Array]]  # terms of the weighted sums that make up a smaller image: see `_sparse`
+Weights = list[tuple[Array, Array]]  # terms of the weighted sums that resize an image, see `_sparse`
 _GREY = (77, 150, 29)  # weights of red, green and blue in 256ths
 
 
 def weights(cells: int, size: int) -> Weights:
-    """Return the weights by which `size` new cells are averages of the `cells` that they cover."""
+    """Return the sparse weights that resize `cells` to `size` cells, each the average of the old ones it covers."""
     return _sparse(averages(cells, size))
 
 
 @functools.cache
 def library() -> Any:
-    """Return `images.cpp` as a library; None where it cannot be had: NumPy does the same, more slowly."""
+    """Return the compiled `images.cpp`; None if it cannot be compiled, where NumPy is used instead, more slowly."""
     try:
         loaded: Any = load_library(Path(__file__).with_suffix(".cpp"))
     except OSError:
@@ -35,7 +35,7 @@ def library() -> Any:
 
 
 class _Sums(ctypes.Structure):
-    """`Sums` in images.cpp."""
+    """The struct `Sums` of images.cpp."""
 
     _fields_ = (
         ("size", ctypes.c_int64),
@@ -46,12 +46,12 @@ class _Sums(ctypes.Structure):
 
 
 class Shrink:
-    """Makes images (height, width, channels) of `size` rows and columns, and those with three channels grey."""
+    """Resizes images (height, width, channels) to (size, size, 1); those with three channels become greyscale."""
 
     def __init__(self, height: int, width: int, size: int) -> None:
         self.height, self.width, self.size, self.library = height, width, size, library()
         self.rows, self.columns = weights(height, size), weights(width, size)
-        # What the library reads: kept here, as it is given addresses.
+        # The library gets the addresses of these arrays: keep them alive.
         self.arrays = [np.stack(part) for terms in (self.rows, self.columns) for part in zip(*terms, strict=True)]
         self.sums = [
             _Sums(size, len(index), index.ctypes.data, weight.ctypes.data)
@@ -60,7 +60,7 @@ class Shrink:
         self.scratch = np.empty((height + 3) * width // 2 + 1, np.uint16)
 
     def __call__(self, image: Array) -> Array:
-        """Return (size, size, 1) uint8 of an image with one or three channels and any strides."""
+        """Return the image resized to (size, size, 1) uint8. It may have one or three channels and any strides."""
         if image.dtype != np.uint8 or image.shape[:2] != (self.height, self.width) or image.shape[2] not in (1, 3):
             raise ValueError(f"the image is {image.dtype} of shape {image.shape}")
         if self.library is None:
@@ -74,7 +74,7 @@ class Shrink:
 
 
 def grey(image: Array) -> Array:
-    """Return (H, W) uint8 greyscale of an (H, W, 3) image."""
+    """Return an (H, W, 3) image as greyscale (H, W) uint8."""
     # Copying each channel before the conversion to uint16 is twice as fast as converting strided bytes.
     red, green, blue = (np.ascontiguousarray(image[:, :, channel]).astype(np.uint16) for channel in range(3))
     red *= _GREY[0]
@@ -87,14 +87,14 @@ def grey(image: Array) -> Array:
 
 
 def resized(plane: Array, rows: Weights, columns: Weights) -> Array:
-    """Return (H, W) uint8 resized by area: each new pixel is the mean of the area it covers, within 2 of 256 levels."""
+    """Return an (H, W) uint8 image resized by area: each pixel is the mean of the area it covers, within 2 of 256 levels."""
     halfway = _weighted_sum(plane.astype(np.uint16), rows)
     return _weighted_sum(np.ascontiguousarray(halfway.T), columns).T.astype(np.uint8)
 
 
 def _weighted_sum(plane: Array, terms: Weights) -> Array:
-    """Return (size, …): weighted sums of the rows of `plane` (cells, …) uint16."""
-    total = np.full((len(terms[0][0]), *plane.shape[1:]), 128, np.uint16)  # one half: rounds to the nearest
+    """Return the weighted sums (size, …) uint16 of the rows of `plane` (cells, …) uint16."""
+    total = np.full((len(terms[0][0]), *plane.shape[1:]), 128, np.uint16)  # one half, to round to the nearest
     for index, weight in terms:
         term = plane[index]
         term *= weight
@@ -104,9 +104,9 @@ def _weighted_sum(plane: Array, terms: Weights) -> Array:
 
 
 def _sparse(matrix: Array) -> Weights:
-    """Return the nonzero entries of a resizing matrix (size, cells) as lists of (index, weight in 256ths), one per term.
+    """Return the nonzero entries of a resizing matrix (size, cells) as a list of (index, weight in 256ths), one per term.
 
-    The matrix from 240 to 84 cells has four nonzero entries in a row at most, and bytes times 256ths need no floats.
+    The matrix from 240 to 84 cells has at most four nonzero entries per row, and bytes times 256ths need no floats.
     """
     size, cells = matrix.shape
     cumulative = np.round(256 * matrix.cumsum(1)).astype(np.int64)
@@ -121,7 +121,7 @@ def _sparse(matrix: Array) -> Weights:
 
 
 def averages(cells: int, size: int) -> Array:
-    """Return the matrix (size, cells) float32 that averages the old cells each new cell covers."""
+    """Return the matrix (size, cells) float32 that averages the old cells covered by each new cell."""
     edges = np.linspace(0, cells, size + 1)
     low, high = edges[:-1, None], edges[1:, None]
     old = np.arange(cells)

@@ -1,16 +1,16 @@
 """Super Mario Bros., level 1-1, that of mario:WORLD-STAGE, or several (mario:1-1,1-2), dealt to the environments in turn.
 
-The package gym-super-mario-bros provides the game and what is known of its memory. Version 7.4, the last one for Python before
-3.13, was written for old Gym and NumPy 1; its game is played by the emulator in `nes`, which is faster. Version 9 is written
-for Gymnasium and has an emulator and rewards of its own. Rewards, endings and infos are defined here, the same for both.
+The package gym-super-mario-bros provides the game and the layout of its memory. Version 7.4, the last one for Python before
+3.13, was written for old Gym and NumPy 1; its game runs in the emulator of `nes`, which is faster. Version 9 is written for
+Gymnasium and has its own emulator and rewards. Rewards, endings and infos are defined here, the same for both.
 
-An episode terminates with the flag or the axe of a castle (a win) and with Mario's death, by the level's own clock (300 or
-400 counts of 24 frames) among other causes. An agent stuck at a wall would wait for that clock most of the time: an episode
-without progress for `patience` frames is truncated. The emulator is deterministic. Episodes differ by their actions alone,
-and so by `sticky`, and by `noops`.
+An episode terminates with the flag or a castle's axe (a win) or with Mario's death, including when the level's clock (300
+or 400 counts of 24 frames) runs out. An agent stuck at a wall would spend most of its time waiting for that clock, so an
+episode without progress for `patience` frames is truncated. The emulator is deterministic: episodes differ only by their
+actions (and thus by `sticky`) and by `noops`.
 
-For backplay (`--backplay`) the emulator keeps one snapshot, all it has room for, and replaces it every so many frames of a
-whole game. After a loss the last snapshot is where backplay starts, unless the loss cannot be avoided from there.
+For backplay (`--backplay`) the emulator keeps its only snapshot and replaces it at regular intervals during a whole game.
+After a loss, backplay starts from that snapshot, unless the loss cannot be avoided from there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from redline.core.errors import UserError
 from redline.envs import nes
 from redline.envs.gym_game import GymConfig, GymGame
 
-_RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the joypad; A jumps, B runs
+_RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the controller; A jumps, B runs
 _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # the package's SIMPLE_MOVEMENT
 _SCREEN = (240, 256, 3)
-_STRIDE = 5  # pixels per frame, the most Mario can walk: a longer way is a pipe or the loop of a maze
+_STRIDE = 5  # most pixels Mario can move in a frame; a longer distance is a pipe or the loop of a maze
 _PRIZE = 15.0  # reward for winning and penalty for dying, in pixels: six frames of running
 _TOO_LATE = 60  # frames from a snapshot to a loss within which the loss counts as unavoidable
 _LEVEL = re.compile(r"([1-8])-([1-4])")
@@ -61,7 +61,7 @@ class MarioConfig(GymConfig):
 
 
 class MarioGame(GymGame):
-    """A level of Super Mario Bros. in the place of a game. The score is Mario's furthest position, in pixels."""
+    """Levels of Super Mario Bros. with the interface of a game. The score is Mario's furthest position, in pixels."""
 
     SPELLING = "mario:W-S"
     SCORE_NAME = "furthest x"
@@ -93,14 +93,14 @@ class MarioGame(GymGame):
 
 
 class MarioEnv(gymnasium.Env[Any, Any]):
-    """One level, one frame per step. The observation is the emulator's own screen, valid until the next step.
+    """One level, one frame per step. The observation is a view of the emulator's screen, valid until the next step.
 
     A reward of 1 is 15 pixels to the right. A jump is rewarded when Mario lands: one into a chasm earns nothing, however far
-    it goes. A count of the clock costs one pixel, death 15, and winning earns 15.
+    it goes. A count of the clock costs one pixel, death costs 15, and winning earns 15.
 
     While `frame_hidden` is set, frames are not drawn: the observation is None unless the game ends.
 
-    `reset` takes the options `snapshots`, the number of frames between two, and `backplay`, to start from the last one.
+    `reset` takes the options `snapshots`, the number of frames between snapshots, and `backplay`, to start from the last one.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012  (Gymnasium's own type)
@@ -164,7 +164,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         return self._running().screen.copy()
 
     def _update_snapshot(self, ended: bool, lost: bool) -> None:
-        """Take a snapshot of a whole game when one is due; drop the present one where it is of no use."""
+        """Take a snapshot of a whole game when one is due; drop the current one when it is no longer useful."""
         self.frames += 1
         if ended:
             if not lost or (self.backplay and self.frames < _TOO_LATE):
@@ -190,9 +190,9 @@ class MarioEnv(gymnasium.Env[Any, Any]):
 
 @functools.cache
 def _emulator() -> Any:
-    """Return the package's environment class without its own rewards and infos, and with snapshots."""
+    """Return the package's environment class with snapshots, and without the package's rewards and infos."""
     try:
-        # Old Gym prints a deprecation notice when it is imported.
+        # Old Gym prints a deprecation notice on import.
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             package, rom = (importlib.import_module(name) for name in ("gym_super_mario_bros", "nes_py._rom"))
@@ -210,13 +210,13 @@ def _emulator() -> Any:
         base = _on_console(base)
 
     class Emulator(base):
-        moved = False  # `reset` restores a snapshot, no longer the start of the level
+        moved = False  # `reset` restores a snapshot instead of the start of the level
 
         def begin(self) -> None:
             """Start the level from its beginning."""
             if self.moved:
                 self._has_backup = self.moved = False
-                # Otherwise the game would find its clock, as after a press of the reset button, and start at 1-1.
+                # With its old memory the game would take this for a press of the reset button and start at 1-1.
                 self.ram[:] = bytes(len(self.ram))
                 self.reset()
                 self._skip_start_screen()
@@ -229,15 +229,15 @@ def _emulator() -> Any:
             self.moved = True
 
         def _ram_buffer(self) -> memoryview:
-            return memoryview(super()._ram_buffer())  # its items are Python integers: an array's bytes would overflow
+            return memoryview(super()._ram_buffer())  # items are Python integers; those of a uint8 array would overflow
 
         @property
-        def _is_stage_over(self) -> bool:  # as theirs in a tenth of the time: called thrice per frame
+        def _is_stage_over(self) -> bool:  # ten times as fast as the package's: called three times per frame
             ram = self.ram  # Mario slides down a flagpole, or Bowser is among the enemies
             return bool(ram[0x1D] == 3 and any(kind in (0x2D, 0x31) for kind in ram[0x16:0x1B]))
 
         def is_supported(self) -> bool:
-            """Return whether Mario stands, climbs, slides down a flagpole or swims: he is not in the middle of a jump."""
+            """Return whether Mario stands, climbs, slides down a flagpole or swims, rather than jumps or falls."""
             ram = self.ram
             return ram[0x1D] not in (1, 2) or ram[0x704] != 0
 
@@ -251,7 +251,7 @@ def _emulator() -> Any:
 
 
 def _on_console(base: Any) -> Any:
-    """Return the environment class of version 7.4, played by Redline's own emulator where that can be compiled."""
+    """Return version 7.4's environment class on Redline's emulator, or unchanged if that cannot be compiled."""
     try:
         nes.library()
     except OSError as error:
@@ -260,21 +260,21 @@ def _on_console(base: Any) -> Any:
         return base
 
     class OnConsole(base):
-        """The package's class with all that touches its emulator defined anew.
+        """The package's class with every method that uses the emulator overridden.
 
-        Frames are drawn when the screen is looked at; `step` draws them at once, unless `frame_hidden` is set.
+        Frames are drawn when `screen` is read; `step` draws its frame unless `frame_hidden` is set.
         """
 
         console: nes.Console
         frame_hidden = False
 
-        def _controller_buffer(self, port: int) -> Any:  # the first that it asks its emulator for
+        def _controller_buffer(self, port: int) -> Any:  # the base class's first use of its emulator
             if port == 0:
                 self.console = nes.Console(self._rom_path)
             return self.console.pads[port]
 
         def _screen_buffer(self) -> Any:
-            return None  # for the attribute, in place of which there is a property
+            return None  # assigned to `screen`, which is a property here
 
         @property
         def screen(self) -> Any:

@@ -1,4 +1,4 @@
-"""The emulator of `nes.cpp`, compiled on first use: it plays Super Mario Bros. as nes-py 8 does, in a tenth of the time."""
+"""The emulator in `nes.cpp`, compiled on first use: it plays Super Mario Bros. as nes-py 8 does, ten times as fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RAM_BYTES = 0x800
 
 
 class Console:
-    """A console with a cartridge. `screen` and `ram` are views of its memory; `buttons` is the state of the first pad."""
+    """A NES with a cartridge. `screen`, `ram` and `pads` (its controllers) are views of the emulator's memory."""
 
     def __init__(self, cartridge: str) -> None:
         """cartridge: path of an iNES file without a mapper."""
@@ -36,13 +36,13 @@ class Console:
 
     @property
     def screen(self) -> Any:
-        """(240, 256, 3) uint8 RGB: the last frame, which is drawn now if it was not before; None once closed."""
+        """The last frame, (240, 256, 3) uint8 RGB, drawn now if it was not drawn yet; None once closed."""
         if self._pointer:
             self._library.Screen(self._pointer)
         return self._pixels
 
     def step(self, buttons: int, draw: bool = True) -> None:
-        """Play one frame; without `draw` in half of the time, if nobody looks at the screen after it."""
+        """Play one frame; without `draw` it takes half the time if the screen is not read afterwards."""
         self._buttons[0] = buttons
         self._library.Step(self._pointer, draw)
 
@@ -51,15 +51,15 @@ class Console:
         self._library.Reset(self._pointer)
 
     def backup(self) -> None:
-        """Keep the present state, in place of the one kept before."""
+        """Save the current state, replacing the one saved before."""
         self._library.Backup(self._pointer)
 
     def restore(self) -> None:
-        """Return to the state that `backup` kept."""
+        """Restore the state that `backup` saved."""
         self._library.Restore(self._pointer)
 
     def close(self) -> None:
-        """Free the memory that `screen`, `ram` and `pads` show; closing twice does nothing."""
+        """Free the memory that `screen`, `ram` and `pads` are views of; idempotent."""
         if self._pointer:
             self._library.Close(self._pointer)
         self._pointer = self._pixels = self.ram = self.pads = self._buttons = None
@@ -72,7 +72,7 @@ class Console:
 
 @functools.cache
 def library() -> Any:
-    """Return the compiled library; raise OSError where it cannot be had."""
+    """Return the compiled library; raise OSError if it cannot be compiled or does not support this machine."""
     if sys.byteorder != "little":
         raise OSError("it is written for little-endian machines")
     loaded = load_library(_SOURCE)

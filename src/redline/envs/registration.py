@@ -10,7 +10,7 @@ _ADAPTER = "redline.envs.gymnasium_adapter"
 
 
 def register() -> None:
-    """Register an id for every game; calling it again changes nothing."""
+    """Register an id for every game; idempotent."""
     for name in games.names():
         env_id = f"redline/{''.join(word.capitalize() for word in name.split('_'))}-v0"
         if env_id not in gymnasium.registry:

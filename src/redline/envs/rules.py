@@ -1,4 +1,4 @@
-"""Rules: a game with its options set, made by name, changed, and with options that can change while training runs."""
+"""Make Rules, a game with its options, by name; change options, also while training runs (live options)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIVE_DTYPES = {int: torch.int32, float: torch.float32}
 
 
 def load_game(name: str | ModuleType) -> games.Game:
-    """Return the game called `name`: a tensor game, its module, or a CPU environment such as `gym:CartPole-v1`."""
+    """Return the game called `name`: a tensor game by name or module, or a CPU environment such as `gym:CartPole-v1`."""
     if isinstance(name, ModuleType):
         own_name = name.__name__.removeprefix(f"{games.__name__}.")
         return games.load(own_name) if own_name in games.names() else games.build(own_name, name)
@@ -48,14 +48,14 @@ def load_game(name: str | ModuleType) -> games.Game:
 
 
 def _module_hint(name: str, error: UnknownName) -> str:
-    """Return a hint for the name of a module that defines no game: perhaps it registers Gymnasium environments."""
+    """Return a hint for a module that defines no game, which may register Gymnasium environments; else empty."""
     if not isinstance(error, NoMember):
         return ""
     return f" The module '{name}' defines none; an environment that it registers with Gymnasium is gym:{name}:ID."
 
 
 def make_rules(name: str | ModuleType, options: Mapping[str, Any] | None = None, time_limit: int = 0) -> Rules:
-    """Return the game called `name` with `options` set; an unknown option is an error that names the nearest one."""
+    """Return the game called `name` with `options` set; raise UserError for an unknown option, suggesting the nearest."""
     if time_limit < 0:
         raise UserError(f"time_limit is {time_limit}; expected 0 (none) or a number of steps.")
     game = load_game(name)
@@ -66,14 +66,14 @@ def make_rules(name: str | ModuleType, options: Mapping[str, Any] | None = None,
 
 
 def change_rules(rules: Rules, options: Mapping[str, Any], name: Any = "The game") -> Rules:
-    """Return `rules` with some options changed; an unknown option or an impossible value is an error."""
+    """Return `rules` with some options changed; raise UserError for an unknown option or an invalid value."""
     known = {field.name for field in dataclasses.fields(rules.config)}
     types = get_type_hints(type(rules.config))
     for option, value in options.items():
         if option not in known:
             hint = nearest(option, known) or "."
             raise UserError(f"{name} has no option '{option}'{hint} Options: {', '.join(sorted(known))}.")
-        # A number given as text or a board 7.5 cells wide would fail much later, far from here.
+        # A number passed as text, or a board 7.5 cells wide, would fail much later, far from the cause.
         accepted = {int: (int,), float: (int, float)}.get(types[option])
         if accepted and (not isinstance(value, accepted) or isinstance(value, bool)):
             expected = "a whole number" if types[option] is int else "a number"
@@ -86,20 +86,20 @@ def change_rules(rules: Rules, options: Mapping[str, Any], name: Any = "The game
 def live_rules(rules: Rules, names: Iterable[str], device: torch.device | str) -> Rules:
     """Return the same rules with the options `names` as 0-dim tensors on `device`: int32 for integers, else float32.
 
-    Code that was compiled or captured with them reads the values that `set_live` writes. A game lists in `LIVE` the
-    options that may be tensors. Results equal those of plain options bit for bit.
+    Compiled or captured code that uses them reads the values that `set_live` writes. `LIVE` of a game lists the options
+    that may be tensors. Results are bitwise identical to those of plain options.
     """
     config, types = copy.copy(rules.config), get_type_hints(type(rules.config))
     for name in names:
         if name not in rules.game.LIVE or types[name] not in _LIVE_DTYPES:
             raise ValueError(f"option {name} cannot be live; LIVE has {rules.game.LIVE}")
         value = torch.tensor(getattr(rules.config, name), dtype=_LIVE_DTYPES[types[name]], device=device)
-        object.__setattr__(config, name, value)  # bypasses the frozen dataclass and its checks, which read numbers
+        object.__setattr__(config, name, value)  # bypasses the frozen dataclass and its checks, which expect numbers
     return rules._replace(config=config)
 
 
 def with_live(plain: Rules, live: Rules) -> Rules:
-    """Return `plain` with the live options of `live`: the same tensors, so that `set_live` changes both."""
+    """Return `plain` with the live options of `live`, sharing their tensors, so that `set_live` changes both."""
     config = copy.copy(plain.config)
     for field in dataclasses.fields(live.config):
         if isinstance(value := getattr(live.config, field.name), Tensor):
@@ -108,7 +108,7 @@ def with_live(plain: Rules, live: Rules) -> Rules:
 
 
 def set_live(live: Rules, plain: Rules) -> None:
-    """Write the values of `plain` into the live options of `live`, in place, without waiting for the device."""
+    """Copy the values of `plain` into the live options of `live`, in place, without synchronizing with the device."""
     for field in dataclasses.fields(live.config):
         value = getattr(live.config, field.name)
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Redline's games as a vectorised environment of Stable-Baselines3.
+"""SB3VecEnv: Redline's games as a vectorized environment for Stable-Baselines3.
 
 envs = SB3VecEnv(redline.make("snake", num_envs=64))
 PPO("MlpPolicy", envs).learn(100_000)
@@ -37,13 +37,13 @@ Indices = int | Iterable[int] | None
 
 
 class SB3VecEnv(VecEnv):
-    """The N environments of an Env as SB3 expects them; observations, rewards and dones are NumPy arrays.
+    """Wraps an Env as a Stable-Baselines3 VecEnv; observations, rewards and dones are NumPy arrays.
 
-    The first `reset` starts the Env's seed, or the one given to `seed`; a later `reset` without a new seed starts every
-    environment's next episode. The info of an environment whose episode ended holds `terminal_observation`,
+    The first `reset` uses the seed passed to `seed`, or else the Env's; a later `reset` without a new seed starts the next
+    episode of every environment. The info of an environment whose episode ended holds `terminal_observation`,
     `TimeLimit.truncated`, `episode` (r, l, score) and `is_success` (won).
 
-    on_illegal: "play" plays an illegal action by the game's rules (Tetris: the game ends), "raise" raises InvalidAction.
+    on_illegal: "play" applies the game's rules to an illegal action (Tetris: the game ends), "raise" raises InvalidAction.
     """
 
     def __init__(self, env: Env, render_mode: str | None = None, on_illegal: OnIllegal = "play") -> None:
@@ -52,7 +52,7 @@ class SB3VecEnv(VecEnv):
         super().__init__(env.num_envs, *game_spaces(env.spec))
 
     def reset(self) -> Array:
-        seed = self._seeds[0]  # SB3 counts up from it; here one seed is for all environments
+        seed = self._seeds[0]  # SB3 counts up from it for each environment; one seed covers all of them here
         if seed is None and self.env.state is not None:
             every = torch.ones(self.num_envs, dtype=torch.bool, device=self.env.device)
             self.env.state = batch.next_episode(self.env.rules, self.env.state, every)
@@ -89,7 +89,7 @@ class SB3VecEnv(VecEnv):
         return to_numpy(step.obs), to_numpy(step.reward), dones, infos
 
     def close(self) -> None:
-        """Do nothing: no resources are held."""
+        """Do nothing: there is nothing to release."""
 
     def get_images(self) -> list[Array | None]:
         envs = self.env.state
@@ -112,7 +112,7 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call `action_masks`, the only method that environments have: one row of it for each."""
+        """Return a row of `action_masks` for each environment; other methods raise AttributeError."""
         if method_name != "action_masks" or method_args or method_kwargs:
             raise AttributeError(
                 f"An environment has no method '{method_name}', only 'action_masks' without arguments."
@@ -121,9 +121,9 @@ class SB3VecEnv(VecEnv):
         return [masks[env_index] for env_index in self._get_indices(indices)]
 
     def action_masks(self) -> Array:
-        """Return (N, A) bool: the actions that may be taken now."""
+        """Return the action masks (N, A) bool: True where an action is legal now."""
         return to_numpy(self.env.legal())
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Return True for Monitor: SB3 asks for it to know whether infos hold `episode`, and they do."""
+        """Return True for Monitor: SB3 checks for it to find out whether infos hold `episode`, and they do."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]

@@ -1,7 +1,7 @@
-"""One game at a time for Gymnasium's single environments: played by the plain-Python oracle, or as a batch of one.
+"""One game at a time, for GameEnv: played by the plain-Python oracle, or as a batch of one.
 
-A batch of one spends its time on launching operations: the oracle is about forty times as fast. Both play
-the same trajectories bit for bit; the tensor game is used where there is no oracle, on a GPU, and for afterstates.
+A batch of one spends most of its time launching operations; the oracle is about forty times as fast. Their trajectories
+are bitwise identical. The tensor game is used where there is no oracle, on a GPU, and for afterstates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class SingleStep(NamedTuple):
-    """One step of one game; length, score and episode_return include it."""
+    """Result of one step of one game; length, score and episode_return include this step."""
 
     reward: float
     terminated: bool
@@ -35,29 +35,29 @@ class SingleStep(NamedTuple):
 
 
 class SingleGame(Protocol):
-    """One environment of a seed, which plays one episode after another."""
+    """Environment 0 of a seed, which plays one episode after another."""
 
     def reset(self, seed: int) -> None:
         """Start the first episode of environment 0 of `seed`."""
 
     def next_episode(self) -> None:
-        """Abandon the current episode, or leave one that ended, and start the next."""
+        """Start the next episode; an unfinished one is abandoned."""
 
     def step(self, action: int) -> SingleStep:
-        """Play one action. The game stays in its final state where the episode ends."""
+        """Play one action. When the episode ends, the game stays in its final state."""
 
     def observe(self) -> Array:
-        """Return the observation, shaped as the game's spec says."""
+        """Return the observation, in the shape and dtype of the game's spec."""
 
     def legal(self) -> Array | None:
-        """Return (A,) bool, the legal actions; None in a game where all are legal."""
+        """Return the action mask (A,) bool; None if every action is always legal in the game."""
 
     def state(self) -> Any:
         """Return the game's State with N = 1, for drawing."""
 
 
 def single_game(rules: Rules, device: torch.device) -> SingleGame:
-    """Return the fastest way to play one game of these rules on `device`."""
+    """Return the fastest SingleGame for these rules and `device`."""
     oracle = _find_oracle(rules.game)
     if oracle is None or device.type != "cpu" or rules.game.spec(rules.config).afterstates:
         return TensorGame(rules, device)
@@ -65,7 +65,7 @@ def single_game(rules: Rules, device: torch.device) -> SingleGame:
 
 
 def _find_oracle(game: Game) -> type[oracles.Oracle] | None:
-    """Return the oracle of a built-in game, or None."""
+    """Return the oracle of a built-in game; None for other games, or if it has none."""
     built_in = game.module.__name__ == f"redline.games.{game.name}"
     if not built_in or importlib.util.find_spec(f"{oracles.__name__}.{game.name}") is None:
         return None
@@ -95,7 +95,7 @@ class OracleGame:
 
     def step(self, action: int) -> SingleStep:
         exact_reward, terminated, truncated, score, won = self.game.step(action)
-        reward = np.float32(exact_reward)  # sums are rounded as the tensor game's
+        reward = np.float32(exact_reward)  # round sums as the tensor game does
         self._length, self._score, self._return = self._length + 1, self._score + score, self._return + reward
         truncated = not terminated and (truncated or 0 < self.rules.time_limit <= self._length)
         return SingleStep(float(reward), terminated, truncated, won, self._length, self._score, float(self._return))
@@ -110,7 +110,7 @@ class OracleGame:
         values = self.game.state()
         like = self.rules.game.init(self.rules.config, torch.zeros(1, dtype=torch.int32))
         fields = {
-            name: torch.tensor(values[name]).reshape(x.shape).to(x.dtype)  # random keys wrap around to signed numbers
+            name: torch.tensor(values[name]).reshape(x.shape).to(x.dtype)  # random keys wrap around to signed integers
             for name, x in leaves(like).items()
         }
         return type(like)(**fields)
@@ -132,7 +132,7 @@ class TensorGame:
 
     def next_episode(self) -> None:
         assert self._envs is not None
-        if not self._ended:  # else `batch.step` has started it
+        if not self._ended:  # otherwise `batch.step` has already started it
             self._envs = batch.next_episode(
                 self.rules, self._envs, torch.ones(1, dtype=torch.bool, device=self._device)
             )

@@ -1,7 +1,7 @@
 """Games as pure functions over batches of tensors, one module each; `load` returns one by name.
 
-A module in this folder that defines `step` is a game, named by its file. `docs/guides/adding-a-game.md` is
-the guide to writing one; `redline.testing.check_game` checks it. Importing this package does not import torch.
+A module in this folder that defines `step` is a game, named after its file. `docs/guides/adding-a-game.md` explains how
+to write one; `redline.testing.check_game` checks it. Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Game:
-    """Return the game called `name`: built in, installed, or the import name of a module here or on the Python path."""
+    """Return the game `name`: built in, installed, or a module in the current folder or on the Python path."""
     return registry.load(name)
 
 
 def failures() -> dict[str, str]:
-    """Return a sentence for each game that cannot be loaded, by name."""
+    """Return error messages by name for the games that cannot be loaded."""
     return registry.failures()
 
 
 def validate(game: Game, config: Any) -> None:
-    """Raise UserError if `game` breaks its contract with these options: shapes, dtypes, lengths. Checked once for each."""
+    """Raise UserError if `game` violates the contract with these options (shapes, dtypes, lengths); cached."""
     from redline.games import _validate
 
     _validate.validate(game, config)

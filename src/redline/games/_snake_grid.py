@@ -1,7 +1,7 @@
 """Cells, rows and directions of Snake's board, and the ages of its cells in words.
 
-Ages lie side by side in int32 words, the first cell in the lowest bits: four of 8 bits or, on boards of more than 127 cells,
-two of 16 bits. Whatever happens to every cell then takes a quarter or half of the operations.
+Ages are packed into int32 words, the first cell in the lowest bits: four of 8 bits or, on boards of more than 127 cells,
+two of 16 bits. An update of all cells thus takes a quarter or half as many operations.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def direction(heading: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows down and columns right of one move, int32."""
+    """Return the rows down and the columns right, int32, of one move in direction `heading`."""
     down = (heading == 2).to(torch.int32) - (heading == 0).to(torch.int32)
     right = (heading == 1).to(torch.int32) - (heading == 3).to(torch.int32)
     return down, right
 
 
 def row_column(config: Config, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of cells (…) int32; cell -1 has row -1."""
+    """Return the row and column of cells (…) int32; cell -1 has row -1."""
     row = torch.div(cell, config.width, rounding_mode="floor")
     return row, cell - row * config.width
 
@@ -35,14 +35,14 @@ def mark_cell(config: Config, cell: Tensor) -> Tensor:
 
 
 def age_bits(config: Config) -> int:
-    """Return the bits that the age of a cell takes."""
+    """Return the number of bits that store the age of a cell."""
     return 8 if config.cells <= 127 else 16
 
 
 def mark_word(config: Config, cell: Tensor, value: Tensor | int, bits: int) -> Tensor:
-    """Return (…, W) int32, words of numbers of `bits`: `value` at the given cell of each board, zero elsewhere.
+    """Return words (…, W) int32 of packed `bits`-bit numbers: `value` at the given cell of each board, zero elsewhere.
 
-    cell (…) int32, -1: nowhere. value: (…) int32 or one for all.
+    cell (…) int32, -1: nowhere. value: (…) int32, or one number for all boards.
     """
     every = torch.arange(-(-config.cells * bits // 32), dtype=torch.int32, device=cell.device)
     word, place = _find(cell, bits)
@@ -51,7 +51,7 @@ def mark_word(config: Config, cell: Tensor, value: Tensor | int, bits: int) -> T
 
 
 def occupied(config: Config, ages: Tensor) -> Tensor:
-    """Return (N, V) int32, words with 1 for every cell whose age is not zero. No sum exceeds the bits of its cell."""
+    """Return words (N, V) int32 with 1 for every cell whose age is not zero. No sum overflows the bits of its cell."""
     bits = age_bits(config)
     ones = sum(1 << bit for bit in range(0, 32, bits))
     low = ones * ((1 << (bits - 2)) - 1)
@@ -75,12 +75,12 @@ def every_age(config: Config, ages: Tensor) -> Tensor:
 
 
 def _find(cell: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Return the word that holds a cell, and the lowest of its bits there."""
+    """Return the index of the word that holds a cell, and the cell's lowest bit in it."""
     shift = 2 if bits == 8 else 1
     return cell >> shift, bits * (cell & ((1 << shift) - 1))
 
 
 def distance(config: Config, a: Tensor, b: Tensor) -> Tensor:
-    """Return rows plus columns between two cells."""
+    """Return the Manhattan distance between cells a and b."""
     (row_a, column_a), (row_b, column_b) = row_column(config, a), row_column(config, b)
     return (row_a - row_b).abs() + (column_a - column_b).abs()

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from redline.games.snake import Config
 
 
-_PLACE, _TURN, _LENGTH = -1, -2, -3  # counters of draws made once an episode; foods use the snake's length
+_PLACE, _TURN, _LENGTH = -1, -2, -3  # random counters of draws made once per episode; foods use the snake's length
 
 
 class Body(NamedTuple):
-    """Snakes of new games, fields as in State, int32 except `ages`."""
+    """Snakes of new games. The fields are those of State, (N,) int32 each except `ages` and `free`."""
 
     ages: Tensor
     head: Tensor
@@ -31,12 +31,12 @@ class Body(NamedTuple):
 
 
 def straight(config: Config, key: Tensor) -> Body:
-    """Return snakes of start_length cells, laid out straight."""
+    """Return straight snakes of start_length cells."""
     return (_anywhere if config.start == "random" else _in_the_middle)(config, key)
 
 
 def _in_the_middle(config: Config, key: Tensor) -> Body:
-    """Return snakes in the middle of the board, heading right. All numbers are known beforehand."""
+    """Return straight snakes in the middle of the board, heading right, from constants."""
     length = config.start_length
     head = config.height // 2 * config.width + (config.width + length - 1) // 2
     ages = torch.zeros(1, 1, dtype=torch.int32, device=key.device)
@@ -51,11 +51,11 @@ def _in_the_middle(config: Config, key: Tensor) -> Body:
 
 
 def _anywhere(config: Config, key: Tensor) -> Body:
-    """Return snakes at random places, heading in random directions."""
+    """Return straight snakes at random positions, heading in random directions."""
     length = config.start_length
     heading = random.below(random.bits(key, _TURN), 4).to(torch.int32)
     down, right = direction(heading)
-    # The body needs length - 1 cells behind the head: fewer rows or columns are left for the head on that axis.
+    # The body needs length - 1 cells behind the head, which leaves fewer rows or columns for the head on that axis.
     room_down = config.height - down.abs() * (length - 1)
     room_right = config.width - right.abs() * (length - 1)
     place = random.below(random.bits(key, _PLACE), room_down * room_right).to(torch.int32)
@@ -73,7 +73,7 @@ def _anywhere(config: Config, key: Tensor) -> Body:
 
 
 def coiled(config: Config, key: Tensor) -> Body:
-    """Return snakes of start_length to long_start cells, laid anywhere along `_path` with free cells at both ends."""
+    """Return snakes of start_length to long_start cells at random positions along `_path`, with free cells at both ends."""
     places, closed = _path(config, key.device)
     more: Any = config.long_start - config.start_length + 1
     more = more.clamp(min=1) if isinstance(more, Tensor) else more
@@ -83,19 +83,19 @@ def coiled(config: Config, key: Tensor) -> Body:
     start = start.to(torch.int32)  # the tail's place on the path
 
     def ages_at(places: Tensor) -> Tensor:
-        """Return the ages of the snakes at these places of the path: (P,) int32 -> (N, P) int32."""
-        behind = places.view(1, -1) - start.view(-1, 1)  # cells of the path from the tail to here
+        """Return the ages (N, P) int32 at places (P,) int32 of the path."""
+        behind = places.view(1, -1) - start.view(-1, 1)  # cells along the path from the tail to here
         behind = torch.where(behind < 0, behind + config.cells, behind)
         return torch.where(behind < length.view(-1, 1), behind + 1, 0)
 
     bits = age_bits(config)
-    # What fills up the last word lies farther from every tail than a snake is long.
+    # Padding of the last word: places farther from every tail than a snake is long.
     by_word = F.pad(places, (0, -config.cells % (32 // bits)), value=2 * config.cells).view(-1, 32 // bits)
     ages = ages_at(by_word[:, 0])
     for number in range(1, by_word.shape[1]):
         ages = ages | ages_at(by_word[:, number]) << bits * number
     free = pack(ages_at(places) == 0)
-    # The inverse of the path: the cell at each place.
+    # Invert the path: the cell at each place.
     every = torch.arange(config.cells, dtype=torch.int32, device=key.device)
     cell = torch.empty_like(every).scatter(0, places.to(torch.int64), every)
     head_place = (start + length - 1) % config.cells
@@ -108,8 +108,8 @@ def coiled(config: Config, key: Tensor) -> Body:
 def _path(config: Config, device: torch.device) -> tuple[Tensor, bool]:
     """Return the place (C,) int32 of every cell on a path that covers the board, and whether the path is closed.
 
-    0 1 2 3     A snake can follow a closed path for ever, so every start can be won. Closing it takes an even number
-    7 6 5 4     of rows (the first column is the way back, from 7 to 0 here) or, with rows and columns exchanged, of
+    0 1 2 3     A snake can follow a closed path indefinitely, so every start can be won. A closed path needs an even
+    7 6 5 4     number of rows (the first column leads back, here from 7 to 0) or, with rows and columns exchanged, of
                 columns; otherwise the path ends in a corner.
     """
     every = torch.arange(config.cells, dtype=torch.int32, device=device)

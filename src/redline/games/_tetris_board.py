@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from redline.games.tetris import Config, State
 
 
-_START = -1  # counters of the starting stack: its height, then its rows from -2 downwards; pieces count from 0
+_START = -1  # random counter of the starting stack's height; its rows use -2 and below, pieces use 0 and above
 
 
 def is_free(config: Config, columns: Tensor, piece: Tensor, turn: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return (N,) bool: whether the piece lies inside the board and on no settled cell."""
+    """Return (N,) bool: whether the piece lies inside the board and overlaps no settled cell."""
     shape, width, height = shape_of(piece, turn)
     free: Tensor = (x >= 0) & (x + width <= config.width) & (y + height <= top_row(config))
     for k in range(4):
@@ -31,7 +31,7 @@ def is_free(config: Config, columns: Tensor, piece: Tensor, turn: Tensor, x: Ten
 
 
 def fall_distance(config: Config, columns: Tensor, shape: Tensor, width: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return how many rows the piece can fall. Each argument and the result (N,) int32."""
+    """Return the number of rows (N,) int32 that the piece can fall. shape, width, x and y are (N,) int32."""
     room = y
     for k in range(4):
         column = columns.gather(1, (x + k).clamp(0, config.width - 1).to(torch.int64).unsqueeze(1)).squeeze(1)
@@ -42,7 +42,7 @@ def fall_distance(config: Config, columns: Tensor, shape: Tensor, width: Tensor,
 
 
 def settle(config: Config, columns: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Settle a piece on each board and remove full rows: columns (N, W), lines (N,) int32."""
+    """Return columns (N, W) after a piece has settled and full rows are removed, and the removed lines (N,) int32."""
     place = torch.arange(config.width, dtype=torch.int32, device=x.device)
     shift = 4 * (place - x.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)
@@ -58,7 +58,7 @@ def settle(config: Config, columns: Tensor, shape: Tensor, x: Tensor, y: Tensor)
 def full_rows(full: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return masks of the rows below each full row, lowest first, and the number of full rows.
 
-    Each mask allows for the rows removed before it. A piece fills at most four; a mask of all rows removes nothing.
+    Each mask accounts for the rows removed before it. A piece fills at most four rows; a mask of all rows removes nothing.
     """
     lows, lines = [], torch.zeros_like(full, dtype=torch.int32)
     for _ in range(4):
@@ -76,7 +76,7 @@ def remove_rows(columns: Tensor, lows: list[Tensor]) -> Tensor:
 
 
 def next_piece(config: Config, state: State, due: Tensor) -> State:
-    """Make the next piece the falling one in the environments `due` (N,) bool and draw another."""
+    """Return the State with the next piece falling and another one drawn, where `due` (N,) bool is True."""
     drawn, bag = draw_piece(config, state.key, state.bag.to(torch.int32), state.drawn)
     pieces = torch.cat([state.pieces[:, 1:], drawn.to(torch.int8).unsqueeze(1)], 1)
     return state._replace(
@@ -87,13 +87,13 @@ def next_piece(config: Config, state: State, due: Tensor) -> State:
 
 
 def draw_piece(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the piece drawn with this counter and the bag without it, each (N,) int32."""
+    """Return the piece drawn with random counter `number`, and the bag without it, each (N,) int32."""
     bits = random.bits(key, number)
     if config.pieces == "uniform":
         return random.below(bits, 7).to(torch.int32), bag
     rank = random.below(bits, count_bits(bag)).to(torch.int32)
     piece = torch.zeros_like(bag)
-    for kind in range(1, 7):  # the last kind in the bag with at most `rank` others before it
+    for kind in range(1, 7):  # select the last kind in the bag with at most `rank` others before it
         held = (bag >> kind) & 1
         before = count_bits(bag & ((1 << kind) - 1))
         piece = torch.where((held == 1) & (before <= rank), kind, piece)
@@ -102,7 +102,7 @@ def draw_piece(config: Config, key: Tensor, bag: Tensor, number: Tensor) -> tupl
 
 
 def spawn(config: Config, state: State) -> State:
-    """Return the State with the falling piece at the top, in the middle, not turned."""
+    """Return the State with the falling piece at the top centre, not turned."""
     kind = state.pieces[:, 0].to(torch.int32)
     _, width, height = shape_of(kind, torch.zeros_like(kind))
     x = torch.div(config.width - width, 2, rounding_mode="floor").to(torch.int8)
@@ -111,7 +111,7 @@ def spawn(config: Config, state: State) -> State:
 
 
 def top_row(config: Config) -> Any:
-    """Return the rows a piece may reach: a number, or a () tensor where the option is live."""
+    """Return the number of rows that a piece may reach: an int, or a () tensor if the option is live."""
     ceiling: Any = config.ceiling
     return (
         torch.where(ceiling == 0, config.height, ceiling) if isinstance(ceiling, Tensor) else ceiling or config.height
@@ -119,7 +119,7 @@ def top_row(config: Config) -> Any:
 
 
 def starting_stack(config: Config, key: Tensor) -> Tensor:
-    """Return columns (N, W) of 0 to start_height rows with random gaps; no row is full."""
+    """Return columns (N, W) with a stack of 0 to start_height rows with random gaps; no row is full."""
     dtype = torch.int32 if config.height <= 24 else torch.int64
     if isinstance(config.start_height, int) and config.start_height == 0:
         return torch.zeros(1, config.width, dtype=dtype, device=key.device).expand(key.shape[0], -1)
@@ -134,7 +134,7 @@ def starting_stack(config: Config, key: Tensor) -> Tensor:
 def shape_reward(
     config: Config, reward: Tensor, before: Sequence[Tensor], after: Sequence[Tensor], settled: Tensor
 ) -> Tensor:
-    """Add the shaping for holes, height and settled pieces. Boards are W columns (…), settled (…) bool."""
+    """Return the reward plus shaping for holes, height and settled pieces. Boards are W columns (…), settled is (…) bool."""
     if _used(config.reward_hole) or _used(config.reward_height):
         low, high = [heights(column) for column in before], [heights(column) for column in after]
         cells = count_all_bits(after) - count_all_bits(before)
@@ -148,5 +148,5 @@ def shape_reward(
 
 
 def _used(weight: Any) -> bool:
-    """Return whether a reward can differ from 0: a tensor may change while training."""
+    """Return whether a weight is, or can become, nonzero: a tensor may change during training."""
     return isinstance(weight, Tensor) or weight != 0

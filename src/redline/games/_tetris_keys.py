@@ -22,7 +22,7 @@ NOTHING, LEFT, RIGHT, CLOCKWISE, COUNTER, SOFT, HARD, HOLD = range(8)
 
 
 def press_key(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-    """Press one key, then apply gravity: State, terminated, lines, whether a piece settled."""
+    """Return State, terminated, lines, and whether a piece settled, after one key press (N,) int32 and gravity."""
     kind = state.pieces[:, 0].to(torch.int32)
     turn, x, y = (field.to(torch.int32) for field in (state.turn, state.x, state.y))
     _, width, _ = shape_of(kind, turn)
@@ -31,7 +31,7 @@ def press_key(config: Config, state: State, action: Tensor) -> tuple[State, Tens
     new_turn = (turn + spin) & 3
     _, new_width, _ = shape_of(kind, new_turn)
     aside = (action == RIGHT).to(torch.int32) - (action == LEFT).to(torch.int32)
-    # A piece turns about its middle; where that is blocked, a column to the left or to the right.
+    # A piece turns about its middle; if that is blocked, one column to the left or right of it.
     target_x = x + torch.where(turns, torch.div(width - new_width, 2, rounding_mode="trunc"), aside)
     moved = torch.zeros_like(turns)
     new_x = x
@@ -79,7 +79,7 @@ def press_key(config: Config, state: State, action: Tensor) -> tuple[State, Tens
 
 
 def _swap_hold(config: Config, state: State, puts: Tensor) -> State:
-    """Exchange the falling piece with the held one; where none is held yet, with the next piece."""
+    """Return the State with the falling piece and the held one swapped; if none is held yet, the next piece falls."""
     drawn = next_piece(config, state, puts & (state.hold < 0))
     back = torch.where(state.hold < 0, drawn.pieces[:, 0], state.hold)
     return drawn._replace(

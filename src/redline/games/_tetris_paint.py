@@ -30,7 +30,7 @@ SETTLED, LANDING, FIRST_PIECE = 1, 2, 3  # palette indices
 
 
 def board_cells(config: Config, state: State) -> Tensor:
-    """Return (N, H, W) uint8: landing place, falling piece, settled cells, each drawn over those before it."""
+    """Return (N, H, W) uint8 palette indices: landing position, falling piece and settled cells, drawn in this order."""
     (falling,), (landing,), _ = shown_pieces(config, state)
     row = torch.arange(config.height - 1, -1, -1, dtype=torch.int32).to(state.x.device).unsqueeze(0)
     column = torch.arange(config.width, dtype=torch.int32, device=state.x.device)
@@ -44,7 +44,7 @@ def board_cells(config: Config, state: State) -> Tensor:
 
 
 def paint_settled(config: Config, painted: Tensor, before: State, after: State) -> Tensor:
-    """Return the cells (N, H, W) of `after`, settled cells coloured as in `painted` or as the piece that settled last."""
+    """Return the cells (N, H, W) of `after`, with settled cells coloured as in `painted` or as the piece just settled."""
     start, end = _filled(config, before.columns), _filled(config, after.columns)
     piece = FIRST_PIECE + before.pieces[:, 0].view(-1, 1, 1)
     colours = torch.where(start, painted, torch.where(end, piece, 0).to(torch.uint8))
@@ -55,9 +55,9 @@ def paint_settled(config: Config, painted: Tensor, before: State, after: State) 
 
 
 def _clear_rows(config: Config, colours: Tensor, start: Tensor, end: Tensor, kind: int) -> Tensor:
-    """Return colours (H, W) after the piece that leads from columns `start` to `end` settled and full rows went.
+    """Return colours (H, W) after piece `kind` has settled on columns `start` and full rows were removed, giving `end`.
 
-    A State does not say where the last piece came to rest: all places are tried, and the first that explains `end` counts.
+    A State does not record where the last piece settled: all positions are tried, and the first that explains `end` is used.
     """
     sides = torch.arange(4), torch.arange(config.width), torch.arange(config.height)
     turn, x, y = (grid.flatten().to(torch.int32) for grid in torch.meshgrid(*sides, indexing="ij"))
@@ -75,13 +75,13 @@ def _clear_rows(config: Config, colours: Tensor, start: Tensor, end: Tensor, kin
 
 
 def _filled(config: Config, columns: Tensor) -> Tensor:
-    """Return (N, H, W) bool: the settled cells."""
+    """Return (N, H, W) bool: True at settled cells."""
     row = torch.arange(config.height - 1, -1, -1, device=columns.device).view(1, -1, 1)
     return ((columns.unsqueeze(1) >> row) & 1) == 1
 
 
 def small_boards(config: Config, state: State) -> dict[str, Tensor]:
-    """Return boards of the next pieces and the held one, by title; each piece takes three rows of four cells."""
+    """Return boards (N, h, 4) uint8 of the next pieces and the held one, by title; each piece takes three rows."""
     boards = {}
     if config.previews:
         boards["next"] = torch.cat([_small(state.pieces[:, 1 + n]) for n in range(config.previews)], 1)
@@ -91,7 +91,7 @@ def small_boards(config: Config, state: State) -> dict[str, Tensor]:
 
 
 def _small(kind: Tensor) -> Tensor:
-    """Return (N, 3, 4) uint8: a piece, not turned, above an empty row. kind (N,), -1: none."""
+    """Return (N, 3, 4) uint8 palette indices: an unturned piece above an empty row. kind (N,), -1: none."""
     piece = kind.to(torch.int32).clamp(min=0)
     bits = rows_of(piece, torch.zeros_like(piece)).view(-1, 1, 1)
     row, column = torch.tensor([1, 0, 2]).view(1, 3, 1), torch.arange(4).view(1, 1, 4)

@@ -34,22 +34,22 @@ FEATURES = (  # of an afterstate, in this order; the heights of all columns foll
 
 
 class Landing(NamedTuple):
-    """Pieces dropped onto their boards, full rows removed. N boards, A placements of each, W columns."""
+    """Boards after pieces were dropped and full rows removed: N boards, A placements each, W columns."""
 
-    columns: list[Tensor]  # W of (N, A), as State.columns; meaningless for illegal placements
+    columns: list[Tensor]  # W columns (N, A), as in State.columns; meaningless for illegal placements
     legal: Tensor  # (N, A) bool: the piece fits below the top
     lines: Tensor  # (N, A) int32: rows removed
-    landing: Tensor  # (N, A) int32: twice the height of the piece's middle above the floor, less one row
-    eroded: Tensor  # (N, A) int32: lines times the piece's cells that went with them
+    landing: Tensor  # (N, A) int32: twice the height of the piece's middle above the floor, minus one row
+    eroded: Tensor  # (N, A) int32: lines times the number of the piece's cells removed with them
 
 
 def num_placements(config: Config) -> int:
-    """Return A: the placements of a piece with four orientations, the most any piece has."""
+    """Return A, the number of placements of a piece with four orientations: the most that any piece has."""
     return 4 * config.width - 6
 
 
 def place_piece(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-    """Settle the falling piece: State, terminated, lines, whether it settled."""
+    """Return State, terminated, lines, and whether the falling piece settled, after placement (N,) int32."""
     known = (action >= 0) & (action < num_placements(config))
     land = afterstates(config, state, torch.where(known, action, 0))
     fits = land.legal & known.unsqueeze(1)
@@ -65,13 +65,13 @@ def place_piece(config: Config, state: State, action: Tensor) -> tuple[State, Te
 def room_for_placements(config: Config, kind: Tensor, columns: Sequence[Tensor]) -> Tensor:
     """Return the legal placements of a piece as bits (N,) int64: bit 16 o + x is orientation o at column x.
 
-    A column may be at most so high that the piece above it stays below the top: four sets of columns, for the 1 to 4 rows
-    that a piece has above its lowest cell there. An orientation fits where all its columns are in their sets.
-    kind (N,) int32; columns: W of (N,).
+    The piece above a column must stay below the top. Set k of the four sets holds the columns with at least k free rows,
+    for a piece with k rows from its lowest cell there up. An orientation fits where all its columns are in their sets.
+    kind (N,) int32; columns: W tensors (N,).
     """
     sets = torch.zeros_like(kind, dtype=torch.int64)
     for number, column in enumerate(columns):
-        rows = (top_row(config) - heights(column)).clamp(0, 4).to(torch.int64)  # free rows, 4 or more as 4
+        rows = (top_row(config) - heights(column)).clamp(0, 4).to(torch.int64)  # free rows, at most 4
         # One bit for each set that the column is in.
         sets = sets | ((0x0001000100010001 >> (64 - 16 * rows).clamp(max=63)) << number)
     room = torch.zeros_like(sets)
@@ -85,13 +85,13 @@ def room_for_placements(config: Config, kind: Tensor, columns: Sequence[Tensor])
 
 
 def table_entries(config: Config, state: State, table: Tensor) -> Tensor:
-    """Return the entries (N, A) of a table of placements that belong to the falling piece."""
+    """Return the entries (N, A) of the falling piece in a table of `placements`."""
     number = torch.arange(num_placements(config), dtype=torch.int32, device=table.device)
     return table[state.pieces[:, 0].to(torch.int32).unsqueeze(1) * num_placements(config) + number]
 
 
 def afterstates(config: Config, state: State, action: Tensor | None = None) -> Landing:
-    """Return the boards after every placement of the falling piece; with action (N,) after this one only, A = 1."""
+    """Return the boards after every placement of the falling piece; with action (N,), after this placement only, A = 1."""
     tables = placements(config.width, state.x.device)
     if action is None:
         place, body = (table_entries(config, state, table) for table in tables)
@@ -108,13 +108,13 @@ def afterstates(config: Config, state: State, action: Tensor | None = None) -> L
     ]
     full = functools.reduce(torch.bitwise_and, settled)
     lows, lines = full_rows(full)
-    went = count_bits(shape & (((full >> drop) & 15).to(torch.int32) * 0x1111))  # the piece's cells in those rows
+    went = count_bits(shape & (((full >> drop) & 15).to(torch.int32) * 0x1111))  # the piece's cells in full rows
     columns = [remove_rows(column, lows) for column in settled]
     return Landing(columns, fits, lines, 2 * drop + height - 1, lines * went)
 
 
 def drop_rows(config: Config, columns: Tensor, place: Tensor, body: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return leftmost column, landing row and legality of placements. columns (N, W); table entries (N, A)."""
+    """Return leftmost column, landing row and legality of placements, (N, A) each. columns (N, W); place, body (N, A)."""
     x, drop = (place >> 24) & 15, torch.zeros_like(place)
     for k in range(4):
         below = columns.gather(1, (x + k).clamp(max=config.width - 1).to(torch.int64))
@@ -123,12 +123,12 @@ def drop_rows(config: Config, columns: Tensor, place: Tensor, body: Tensor) -> t
 
 
 def features(config: Config, state: State, after: Landing) -> Tensor:
-    """Return (N, A, F) float32: FEATURES in order, then the heights of the columns and the next pieces.
+    """Return the features of afterstates (N, A, F) float32: FEATURES in order, then column heights and next pieces.
 
     The features are those of Dellacherie and of Thiery and Scherrer, counted after full rows are removed; walls and floor
-    count as filled. Their papers leave wells and hole depth open to interpretation: with the definitions here, published
-    controllers reach their published scores (docs/log.md). `landing_height` is doubled and without an offset, so that it
-    is an integer. `reward` is that of the placement, without the penalty for a next piece that has no room.
+    count as filled. Their papers leave the definitions of wells and hole depth open: with those used here, published
+    controllers reach their published scores (docs/log.md). `landing_height` is doubled and has no offset, so that it is an
+    integer. `reward` is the placement's, without the penalty if the next piece has no room.
     """
     reward = _placement_reward(config, state, after)
     known = {"reward": reward, "lines": after.lines, "landing_height": after.landing, "eroded_cells": after.eroded}
@@ -139,9 +139,9 @@ def features(config: Config, state: State, after: Landing) -> Tensor:
 
 
 def boards(config: Config, state: State, after: Landing) -> Tensor:
-    """Return (N, A, 1 + H * W + 7 * previews) float32: `reward` of `features`, the cells of the board, the next pieces.
+    """Return afterstates (N, A, 1 + H * W + 7 * previews) float32: `reward` as in `features`, board cells, next pieces.
 
-    Cells are 1 where settled, row by row, the top row first.
+    Cells are 1 where settled, in row order, the top row first.
     """
     reward = _placement_reward(config, state, after)
     row = torch.arange(config.height - 1, -1, -1, dtype=torch.int32, device=reward.device).view(-1, 1)
@@ -151,28 +151,28 @@ def boards(config: Config, state: State, after: Landing) -> Tensor:
 
 
 def _placement_reward(config: Config, state: State, after: Landing) -> Tensor:
-    """Return the rewards (N, A) float32 of placements, without the penalty for a next piece that has no room."""
+    """Return the rewards (N, A) float32 of placements, without the penalty if the next piece has no room."""
     reward = config.reward_line * after.lines.to(torch.float32)
     return shape_reward(config, reward, state.columns.split(1, 1), after.columns, after.legal)
 
 
 def _next_pieces(config: Config, state: State, like: Tensor) -> list[Tensor]:
-    """Return the next pieces one-hot: seven tensors for each, of the shape (N, A) of `like`."""
+    """Return the next pieces one-hot: seven float32 tensors per piece, in the shape (N, A) of `like`."""
     coming = [state.pieces[:, preview].unsqueeze(1) for preview in range(1, 1 + config.previews)]
     return [(piece == kind).to(torch.float32).expand_as(like) for piece in coming for kind in range(7)]
 
 
 def board_features(config: Config, columns: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Count features of boards: W columns (…) -> each (…) int32.
+    """Return the features (…) int32, by name, of boards given as W columns (…).
 
-    Columns are tensors of their own, so that all of them stay in the registers of one kernel.
+    Columns are separate tensors, so that all of them stay in the registers of one kernel.
 
-    row_transitions     from filled to empty or back along rows, walls filled
-    column_transitions  the same along columns, floor filled, above the top empty
-    holes               empty cells with a filled one above        hole_depth       for each of them, filled cells above
-    wells               columns lower than both neighbours, walls are as high as the board: 1 + … + depth
-    rows_with_holes     rows                                       diversity        how many of -2 … 2 occur as differences
-    bumpiness           absolute differences of neighbours
+    row_transitions     changes between filled and empty along rows; walls count as filled
+    column_transitions  the same along columns; the floor counts as filled, above the top is empty
+    holes               empty cells with a filled cell above       hole_depth       filled cells above each hole, summed
+    wells               1 + … + depth of each column lower than both neighbours; walls are as high as the board
+    rows_with_holes     number of rows with a hole                 diversity        how many of -2 … 2 occur as differences
+    bumpiness           absolute height differences of neighbours, summed
     """
     height = [heights(column) for column in columns]
     wall = (1 << config.height) - 1
@@ -183,9 +183,9 @@ def board_features(config: Config, columns: Sequence[Tensor]) -> dict[str, Tenso
     seen = _union([1 << (difference + 3).clamp(0, 6) for difference in differences]) & 0b0111110
     lower = [height[1], *(torch.minimum(a, b) for a, b in zip(height[:-2], height[2:], strict=True)), height[-2]]
     wells = [_triangle((beside - top).clamp(min=0)) for beside, top in zip(lower, height, strict=True)]
-    # Columns begin at a filled floor and end in empty air; each run of filled cells above a gap adds two transitions.
+    # Columns start at a filled floor and end empty; each run of filled cells above a gap adds two transitions.
     runs = [column & ~((column << 1) | 1) for column in columns]
-    # A filled cell in row r has r cells below it, of which all that are filled are no holes.
+    # A filled cell in row r has r cells below it; those that are not filled are holes.
     counted = [count_octets(column) for column in columns]
     filled = [fold_octets(octets) for octets, _ in counted]
     rows_below = fold_halves(_add([pair_octets(places) for _, places in counted]))
@@ -211,5 +211,5 @@ def _union(sets: list[Tensor]) -> Tensor:
 
 
 def _triangle(depth: Tensor) -> Tensor:
-    """1 + 2 + … + depth."""
+    """Return 1 + 2 + … + depth."""
     return (depth * (depth + 1)) >> 1

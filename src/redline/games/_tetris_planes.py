@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def draw_planes(config: Config, state: State) -> Tensor:
-    """Return (N, 4, H, W) uint8: settled cells, falling piece, its landing place, next pieces.
+    """Return planes (N, 4, H, W) uint8: settled cells, falling piece, its landing position, next pieces.
 
     Up to eight cells are written at once, as one integer: a multiplication spreads their bits over its bytes. Rows are
-    joined until their cells divide evenly into such groups.
+    joined so that their cells divide evenly into such groups.
     """
     cells, joined = grouping(config, state.x.device)
     word = torch.int32 if joined * config.width < 32 else torch.int64
@@ -45,9 +45,9 @@ def _union(sets: list[Tensor]) -> Tensor:
 
 
 def grouping(config: Config, device: torch.device) -> tuple[int, int]:
-    """Return the number of cells written at once, and the number of rows joined so that these divide evenly.
+    """Return the number of cells written at once, and the number of rows to join so that their cells divide evenly.
 
-    A GPU gains by wide stores; a CPU loses more by computing with wide integers.
+    A GPU gains from wide stores; a CPU loses more from computing with wide integers.
     """
     for cells in (8, 4, 2):
         joined = cells // math.gcd(config.width, cells)
@@ -58,7 +58,7 @@ def grouping(config: Config, device: torch.device) -> tuple[int, int]:
 
 
 def _spread(bits: Tensor, cells: int) -> Tensor:
-    """Spread bit k of an int32 to byte k of an integer of `cells` bytes."""
+    """Return integers of `cells` bytes with bit k of each int32 in byte k."""
 
     def bytes_of(four: Tensor) -> Tensor:
         return (four * 0x00204081) & 0x01010101
@@ -69,10 +69,10 @@ def _spread(bits: Tensor, cells: int) -> Tensor:
 
 
 def shown_pieces(config: Config, state: State) -> tuple[list[tuple[Tensor, Tensor, Tensor]], ...]:
-    """Return the pieces in the planes falling, landing and next: rows of bits, column and row, each (N,) int32."""
+    """Return the pieces in the planes falling, landing and next, each as rows of bits, column and row, (N,) int32 each."""
     kind, turn, x, y = (field.to(torch.int32) for field in (state.pieces[:, 0], state.turn, state.x, state.y))
     shape, width, _ = shape_of(kind, turn)
-    # A placement is dropped from above the board: its place at the top may be taken.
+    # A placement drops from above the board: the spawn position may be occupied.
     above = torch.full_like(y, config.height) if config.actions == "placement" else y
     landing = above - fall_distance(config, state.columns, shape, width, x, above)
     lying = rows_of(kind, turn)
@@ -88,7 +88,7 @@ def shown_pieces(config: Config, state: State) -> tuple[list[tuple[Tensor, Tenso
 
 
 def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Place a piece in the middle, `below` rows under the top: rows of bits, column and row."""
+    """Return a piece, as rows of bits, column and row, centred and `below` rows under the top."""
     none = torch.zeros_like(piece)
     _, width, height = shape_of(piece, none)
     x = torch.div(config.width - width, 2, rounding_mode="floor")
@@ -96,7 +96,7 @@ def _at_top(config: Config, piece: Tensor, below: int) -> tuple[Tensor, Tensor, 
 
 
 def row_bits(lying: Tensor, x: Tensor, y: Tensor, row: Tensor) -> Tensor:
-    """Return rows of bits (N, H) of a piece with rows `lying` (N,) at column x and row y."""
+    """Return board rows (N, H) as bits, for a piece with rows `lying` (N,) at column x and row y."""
     shift = 4 * (row - y.unsqueeze(1))
     inside = (shift >= 0) & (shift < 16)
     return torch.where(inside, ((lying.unsqueeze(1) >> shift.clamp(0, 12)) & 15) << x.unsqueeze(1), 0)

@@ -1,6 +1,7 @@
 """The pieces of Tetris: shapes, orientations, and tables of their placements.
 
-A property of the pieces is one number of seven hexadecimal digits, piece p's at 4 p: looking it up is a shift.
+A property of all pieces is stored in one number of seven hexadecimal digits, piece p's at bit 4 p, so that a lookup is a
+shift.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def _turned(shape: list[str]) -> list[str]:
 
 
 def _orientations() -> list[list[list[str]]]:
-    """Return the four orientations of each piece, equal ones repeated."""
+    """Return the four orientations of each piece, with equal ones repeated."""
     pieces = []
     for drawing in _SHAPES:
         shape, turns = drawing.split("/"), []
@@ -34,7 +35,7 @@ _TURNS = _orientations()
 
 
 def _digits(value: Any) -> int:
-    """Return seven digits: `value` of each piece's orientations."""
+    """Return `value` of the orientations of all seven pieces, packed into hexadecimal digits."""
     return sum(value(turns) << 4 * piece for piece, turns in enumerate(_TURNS))
 
 
@@ -43,7 +44,7 @@ def _column_bits(shape: list[str], column: int) -> int:
 
 
 def _lowest(shape: list[str], column: int) -> int:
-    """Return the row of a column's lowest cell; 63 where the shape has no such column."""
+    """Return the row of the lowest cell in a column; 63 if the shape has no such column."""
     bits = _column_bits(shape, column)
     return (bits & -bits).bit_length() - 1 if bits else 63
 
@@ -54,7 +55,7 @@ def _row_bits(shape: list[str], row: int) -> int:
 
 
 def _each(value: Any, turns: int, parts: int = 4) -> tuple[tuple[int, ...], ...]:
-    """Return digits by orientation and part: `value(shape, part)`."""
+    """Return `value(shape, part)` of all pieces, packed into digits, by orientation and part."""
     return tuple(
         tuple(_digits(lambda shapes, o=o, k=k: value(shapes[o], k)) for k in range(parts)) for o in range(turns)
     )
@@ -64,7 +65,7 @@ _WIDTHS = _each(lambda shape, _: len(shape[0]), 2, 1)
 _HEIGHTS = _each(lambda shape, _: len(shape), 2, 1)
 _COLUMNS = _each(_column_bits, 4)
 _ROWS = _each(_row_bits, 4)
-# A piece without a column k uses its first column again.
+# For a piece without a column k, its first column is repeated.
 PLACES = _each(lambda shape, k: k if k < len(shape[0]) else 0, 4)
 ABOVE = _each(lambda shape, k: len(shape) - _lowest(shape, k if k < len(shape[0]) else 0), 4)
 
@@ -74,7 +75,7 @@ def property_of(digits: int, piece: Tensor) -> Tensor:
 
 
 def shape_of(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return shape (columns of four bits each), width and height. piece and turn int32 of one shape or broadcast."""
+    """Return shape (columns of four bits each), width and height. piece and turn: int32, broadcast together."""
     odd = (turn & 1) == 1
     width = torch.where(odd, property_of(_WIDTHS[1][0], piece), property_of(_WIDTHS[0][0], piece))
     height = torch.where(odd, property_of(_HEIGHTS[1][0], piece), property_of(_HEIGHTS[0][0], piece))
@@ -82,7 +83,7 @@ def shape_of(piece: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rows_of(piece: Tensor, turn: Tensor) -> Tensor:
-    """Return the piece as rows of four bits each, the lowest first."""
+    """Return pieces as rows of four bits each, the lowest row first."""
     return _pick(_ROWS, piece, turn)
 
 
@@ -106,11 +107,11 @@ _tables: dict[tuple[int, str, int | None], tuple[Tensor, Tensor]] = {}
 
 
 def placements(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tables (7 A,) int32 of the pieces' placements, by orientation, left to right; made once for each device.
+    """Return two tables (7 A,) int32 of the placements of all pieces, by orientation, left to right; cached by device.
 
-    The first holds the lowest row of each of the piece's columns, 6 bits each and 63 where it has none, from bit 24 its
-    leftmost column and from bit 28 its orientation; the second its shape and from bit 16 its height, higher than any board
-    where there is no placement.
+    First table: from bit 0 the lowest row of each of the piece's columns, 6 bits each, 63 for a missing column; from bit 24
+    the leftmost column; from bit 28 the orientation. Second table: the shape, and from bit 16 the height, which is higher
+    than any board if there is no such placement.
     """
     key = (width, device.type, device.index)
     if key not in _tables:

@@ -16,19 +16,19 @@ from redline.core.errors import UserError, code_place
 from redline.core.records import Events, Spec
 from redline.games._contract import REQUIRED, Controls, Game
 
-_GAMES = 5  # a batch size that few boards have as a side, so that a wrong axis shows
-_VALID: WeakKeyDictionary[Game, list[Any]] = WeakKeyDictionary()  # configs that were validated
+_GAMES = 5  # a batch size unlikely to equal a board's side, so that a wrong axis is detected
+_VALID: WeakKeyDictionary[Game, list[Any]] = WeakKeyDictionary()  # configs already validated
 _Signature = dict[str, tuple[tuple[int, ...], torch.dtype]]  # field -> shape and dtype
 
 
 class _Fault(UserError):
-    """A member that breaks the contract."""
+    """A member violates the contract."""
 
 
 def validate(game: Game, config: Any = None) -> None:
-    """Raise UserError, naming the member and what was expected of it, if `game` breaks the contract with these options.
+    """Raise UserError with the invalid member and its expected form if `game` violates the contract with these options.
 
-    Without `config`, the default options are validated. Takes one step of five games, once for each game and config.
+    Without `config`, the default options are validated. Plays one step of five games; cached by game and config.
     """
     _validate_constants(game)
     if config is None:
@@ -51,7 +51,7 @@ def _validate_functions(game: Game, config: Any) -> None:
 
 
 def fault(game: Game, member: str, problem: str, expected: str) -> UserError:
-    """Return the error for a member that breaks the contract."""
+    """Return the error for a member that violates the contract."""
     return _Fault(f"The game '{game.name}': {member} {problem}; expected {expected}.")
 
 
@@ -155,7 +155,7 @@ def _validate_state(game: Game, state: Any, member: str, expected: _Signature) -
 
 
 def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
-    """Validate `observe`, `legal`, `observe_afterstate` and `cells`; return a legal action of each game, (N,) int64."""
+    """Validate `observe`, `legal`, `observe_afterstate` and `cells`; return a legal action (N,) int64 for each game."""
     obs = _call(game, "observe", game.observe, config, state)
     _expect(game, "observe", obs, (_GAMES, *spec.obs_shape), spec.obs_dtype)
     legal = _call(game, "legal", game.legal, config, state)
@@ -186,7 +186,7 @@ def _validate_shown(game: Game, config: Any, spec: Spec, state: Any) -> Tensor:
 
 
 def _validate_planes(game: Game, names: tuple[str, ...], state: Any, obs: Tensor) -> None:
-    """Validate that observations show the fields called `names`, if any, and nothing else."""
+    """Validate that observations show exactly the State fields `names`, if there are any."""
     if not names:
         return
     if len(names) != 3 or not set(names) <= set(state._fields) - set(game.HIDDEN) or obs.shape[1] != 3:
@@ -205,7 +205,7 @@ def _validate_planes(game: Game, names: tuple[str, ...], state: Any, obs: Tensor
 
 
 def _validate_drawing(game: Game, config: Any, spec: Spec, state: Any, drawn: Tensor) -> None:
-    """Validate the optional members that pages and pictures use; `drawn` are the cells of `state`."""
+    """Validate the optional members for rendering and human play; `drawn` are the cells of `state`."""
     if game.links is not None:
         _expect(game, "links", _call(game, "links", game.links, config, state), tuple(drawn.shape), torch.uint8)
     if game.paint is not None:

@@ -1,9 +1,9 @@
 """Snake: eat food, grow by one, avoid the walls and your own body; a full board wins.
 
-    . . . . . .      The body is kept as *ages*: for each cell, the number of moves until the snake leaves it.
-    . 1 2 . . .      The head of a snake of length 5 holds 5, its tail 1, a free cell 0. A move without food takes
-    . . 3 4 5 .      one from every cell; a move onto food takes nothing. So the move onto the tail's cell is legal:
-    . . . . * .      the tail leaves as the head arrives.
+    . . . . . .      The body is stored as *ages*: for each cell, the number of moves until the snake leaves it.
+    . 1 2 . . .      The head of a snake of length 5 has age 5, its tail 1, a free cell 0. A move without food
+    . . 3 4 5 .      decrements the age of every body cell; a move onto food does not. Moving onto the tail's cell
+    . . . . * .      is therefore safe: the tail leaves as the head arrives.
 
 Directions: 0 up, 1 right, 2 down, 3 left. Cells are numbered row by row from the upper left corner.
 """
@@ -36,7 +36,7 @@ from redline.games._snake_grid import (
 from redline.games._snake_start import Body, coiled, straight
 from redline.games._snake_views import body_links, centred, mirrored, planes, with_hunger, wrapped
 
-VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
+VERSION = 1  # of the rules: increment it when the same seed and actions give another trajectory
 
 PALETTE = (  # name and colour of each cell value
     ("floor", (24, 26, 32)),
@@ -45,10 +45,10 @@ PALETTE = (  # name and colour of each cell value
     ("food", (226, 74, 62)),
 )
 
-# Options with which people play; those of what an agent sees are the usual ones.
+# Options for human players; the options of the observation keep their defaults.
 HUMAN = {"view": "planes", "mirror": True, "sight": 0, "show_hunger": False}
 
-# Options that may change while training: they enter tensor arithmetic only.
+# Options that may change during training: they are used only in tensor arithmetic.
 LIVE = ("long_start", "reward_food", "reward_death", "reward_win", "reward_starve", "reward_step", "reward_closer")
 
 
@@ -110,7 +110,7 @@ class Config:
 
     @property
     def around(self) -> int:
-        """Side of the wrapped view: the board and a line of wall between its edges."""
+        """Side length of the wrapped view: the board plus one line of wall between its opposite edges."""
         return max(self.width, self.height) + 1
 
     @property
@@ -119,14 +119,14 @@ class Config:
 
 
 class State(NamedTuple):
-    """N games of Snake. About 130 bytes a game on the 10x10 board, of which replay stores 107."""
+    """N games of Snake, about 130 bytes each on the 10x10 board, of which replay stores 107."""
 
-    ages: Tensor  # (N, V) int32: moves until each cell is free, 0 free; V words of four cells, above 127 cells of two
+    ages: Tensor  # (N, V) int32: moves until each cell is free, 0 if free; V words of four cells, or of two above 127
     head: Tensor  # (N,) int16: cell of the head
     food: Tensor  # (N,) int16: cell of the food, -1 on a full board
     heading: Tensor  # (N,) int8: direction of the last move
     tail: Tensor  # (N,) int16: cell of the tail
-    free: Tensor  # (N, K) int32: set of the cells the snake does not cover, as in core.select
+    free: Tensor  # (N, K) int32: set of the cells that the snake does not cover, see core.select
     length: Tensor  # (N,) int16: cells of the snake
     hunger: Tensor  # (N,) int16: moves since the last food
     key: Tensor  # (N,) int32: random stream of the episode
@@ -153,18 +153,18 @@ def spec(config: Config) -> Spec:
 
 
 def init(config: Config, key: Tensor) -> State:
-    """Start new games from their random streams. key (N,) int32."""
+    """Return new games. key (N,) int32: their random streams."""
     long_start: Any = config.long_start
-    if isinstance(long_start, Tensor):  # a live option has no value yet: make both, let it choose
+    if isinstance(long_start, Tensor):  # a live option's value is only known on the device: make both and select
         states = (_first_state(config, key, body(config, key)) for body in (coiled, straight))
         return where(long_start > config.start_length, *states)
     return _first_state(config, key, (coiled if long_start > config.start_length else straight)(config, key))
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """Play one move. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
+    """Return the outcome of action (N,) integer: State, reward (N,) float32, terminated (N,) bool, Events.
 
-    A snake that dies stays where it was: the last board of an episode is a legal one.
+    A snake that dies stays where it was, so that the final board of an episode is valid.
     """
     head, food = state.head.to(torch.int32), state.food.to(torch.int32)
     heading = _turn(config, state, action.to(torch.int32))
@@ -182,7 +182,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
     arriving = torch.where(died, -1, target)
     leaving = torch.where(died | ate, -1, state.tail.to(torch.int32))
     ages = state.ages - torch.where((leaving < 0).unsqueeze(1), 0, occupied(config, state.ages))
-    ages = ages | mark_word(config, arriving, length, age_bits(config))  # where the age is 0 by now
+    ages = ages | mark_word(config, arriving, length, age_bits(config))  # the age there is 0 by now
     both = zip(one_cell(leaving, config.cells), one_cell(arriving, config.cells), strict=True)
     changed = [left ^ taken for left, taken in both]
     free = [word ^ change for word, change in zip(state.free.unbind(1), changed, strict=True)]
@@ -219,7 +219,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """Return (N, 3, H, W) planes of ages, head and food; or (N, 3, S, S) from the head: ages, deadly cells, food."""
+    """Return planes (N, 3, H, W): ages, head, food; or, seen from the head, (N, 3, S, S): ages, deadly cells, food."""
     dtype = spec(config).obs_dtype
     if config.view == "planes":
         return planes(config, state, dtype)
@@ -230,28 +230,28 @@ def observe(config: Config, state: State) -> Tensor:
 
 
 def plane_fields(config: Config) -> tuple[str, ...]:
-    """Return the fields that the planes of the whole board show; none in other views."""
+    """Return the names of the State fields that the planes view shows; empty for the other views."""
     return ("ages", "head", "food") if config.view == "planes" else ()
 
 
 def legal(config: Config, state: State) -> Tensor:
-    """Return (N, A) bool, all True: turning back is read as going straight on."""
+    """Return an action mask (N, A) bool that is True everywhere: turning back counts as going straight on."""
     return torch.ones(state.head.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.head.device)
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """Return the board as (N, H, W) uint8 indices into PALETTE."""
+    """Return the boards as (N, H, W) uint8 indices into PALETTE."""
     board = torch.where(mark_cell(config, state.head), 2, (every_age(config, state.ages) > 0).to(torch.uint8))
     return torch.where(mark_cell(config, state.food), 3, board).to(torch.uint8)
 
 
 def links(config: Config, state: State) -> Tensor:
-    """Return (N, H, W) uint8: the sides on which the body goes on (1 up, 2 right, 4 down, 8 left), 16 times where it looks."""
+    """Return (N, H, W) uint8: the sides where the body continues (1 up, 2 right, 4 down, 8 left) plus 16 times its heading."""
     return body_links(config, state)
 
 
 def action_names(config: Config) -> tuple[str, ...]:
-    """Return directions on the board, or turns as seen from the head."""
+    """Return the names of the actions: directions on the board, or turns relative to the heading."""
     if config.view == "planes":
         return ("up", "right", "down", "left")
     mirrors = config.view == "wrapped" and config.mirror
@@ -260,7 +260,7 @@ def action_names(config: Config) -> tuple[str, ...]:
 
 
 def controls(config: Config, level: int) -> Controls | None:
-    """Return the arrow keys, where actions are directions on the board."""
+    """Return the controls (arrow keys and WASD) if actions are directions on the board, else None."""
     if config.view != "planes":
         return None
     arrows = {"ArrowUp": 0, "ArrowRight": 1, "ArrowDown": 2, "ArrowLeft": 3}
@@ -269,7 +269,7 @@ def controls(config: Config, level: int) -> Controls | None:
 
 
 def _first_state(config: Config, key: Tensor, body: Body) -> State:
-    """Return the State in which a game with this snake begins."""
+    """Return the first State of games with these snakes."""
     return State(
         ages=body.ages,
         head=body.head.to(torch.int16),
@@ -284,7 +284,7 @@ def _first_state(config: Config, key: Tensor, body: Body) -> State:
 
 
 def _turn(config: Config, state: State, action: Tensor) -> Tensor:
-    """Return the new heading. Actions are directions on the board, or left, straight, right as seen from the head."""
+    """Return the new heading (N,) int32. Actions are directions on the board, or left, straight, right from the heading."""
     heading = state.heading.to(torch.int32)
     if config.view == "planes":
         return torch.where(((action - heading) & 3) == 2, heading, action)
@@ -295,13 +295,13 @@ def _turn(config: Config, state: State, action: Tensor) -> Tensor:
 
 
 def _new_food(config: Config, free: Sequence[Tensor], key: Tensor, length: Tensor) -> Tensor:
-    """Return the food of a snake of this length, (N,) int32: a free cell, all equally likely."""
+    """Return the next food (N,) int32 for snakes of this length: a free cell, all equally likely."""
     rank = random.below(random.bits(key, length), config.cells - length).to(torch.int32)
     return nth_cell(free, rank, config.cells)
 
 
 def _next_tail(config: Config, state: State, target: Tensor) -> Tensor:
-    """Return the next tail: the neighbour of the tail with age 2. A snake of one cell is its own tail."""
+    """Return the next tail (N,) int32: the neighbour of the tail with age 2. A snake of one cell is its own tail."""
     tail = state.tail.to(torch.int32)
     row, column = row_column(config, tail)
     following = torch.where(state.length == 1, target, tail)

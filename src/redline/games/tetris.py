@@ -1,11 +1,11 @@
 """Tetris: place falling pieces of four cells, clear full rows, stay below the top; the score counts cleared lines.
 
-    . . . . . .      The board is kept as columns of bits: bit r of a column is its cell in row r, row 0 at the bottom.
-    . . # . . .      This column 2 is 0b0101 = 5, its height 3, with one hole at row 1. A piece is 16 bits: four columns of
-    . . . # # .      four. So a drop is a maximum of four heights, a clear is two masks and a shift, and boards, holes and
-    # # # # # .      transitions of every placement at once are integer arithmetic on a few words.
+    . . . . . .      The board is stored as columns of bits: bit r of a column is its cell in row r, row 0 at the bottom.
+    . . # . . .      Column 2 here is 0b0101 = 5; its height is 3, with a hole in row 1. A piece is 16 bits: four columns of
+    . . . # # .      four. A drop is thus a maximum of four heights, a clear is two masks and a shift, and the boards, holes
+    # # # # # .      and transitions of all placements take integer arithmetic on a few words.
 
-Two ways to play. `placement`: one decision a piece, its orientation and column. `keys`: left, right, turn, drop, and gravity.
+Two action sets. `placement`: one decision per piece, its orientation and column. `keys`: left, right, turn, drop, and gravity.
 Pieces: 0 I, 1 O, 2 T, 3 S, 4 Z, 5 J, 6 L. Orientations: turned clockwise 0 to 3 times, equal ones counted once.
 """
 
@@ -38,9 +38,9 @@ from redline.games._tetris_placements import (
 from redline.games._tetris_planes import draw_planes
 from redline.games._tetrominoes import placements
 
-VERSION = 1  # of the rules: raise it when the same seed and actions give another trajectory
+VERSION = 1  # of the rules: increment it when the same seed and actions give another trajectory
 
-# Options with which people play: keys, two next pieces, a piece on hold, and time to think.
+# Options for human players: keys, two next pieces, a held piece, and time to think.
 HUMAN = {"actions": "keys", "view": "planes", "previews": 2, "hold": True, "gravity": 20}
 
 
@@ -94,17 +94,17 @@ class Config:
 
 
 class State(NamedTuple):
-    """N games of Tetris. 57 bytes a game on the 10x20 board with one preview."""
+    """N games of Tetris, 57 bytes each on the 10x20 board with one preview."""
 
     columns: Tensor  # (N, W) int32, int64 above 24 rows: settled cells, bit r is row r from the bottom
     pieces: Tensor  # (N, 1 + previews) int8: the falling piece, then the next ones
-    turn: Tensor  # (N,) int8: times the falling piece was turned clockwise, 0 to 3
-    x: Tensor  # (N,) int8: its leftmost column
-    y: Tensor  # (N,) int8: its lowest row
-    hold: Tensor  # (N,) int8: the piece put aside, -1 none
-    held: Tensor  # (N,) int8: 1 if that was done since the last piece settled
-    ticks: Tensor  # (N,) int8: since the piece last fell
-    bag: Tensor  # (N,) int8: set of the pieces still in the bag, bit p is piece p
+    turn: Tensor  # (N,) int8: clockwise turns of the falling piece, 0 to 3
+    x: Tensor  # (N,) int8: leftmost column of the falling piece
+    y: Tensor  # (N,) int8: lowest row of the falling piece
+    hold: Tensor  # (N,) int8: the piece on hold, -1: none
+    held: Tensor  # (N,) int8: 1 if hold was used since the last piece settled
+    ticks: Tensor  # (N,) int8: ticks since the piece last fell
+    bag: Tensor  # (N,) int8: set of the pieces still in the bag, bit p for piece p
     drawn: Tensor  # (N,) int32: pieces drawn since the game began
     key: Tensor  # (N,) int32: random stream of the episode
 
@@ -158,7 +158,7 @@ def _feature_scales(config: Config) -> tuple[float, ...]:
 
 
 def init(config: Config, key: Tensor) -> State:
-    """Start new games from their random streams. key (N,) int32."""
+    """Return new games. key (N,) int32: their random streams."""
     placements(config.width, key.device)  # made here, before anything is compiled
     none = torch.zeros_like(key)
     bag, drawn, pieces = none + 127, none, []
@@ -184,9 +184,9 @@ def init(config: Config, key: Tensor) -> State:
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """Play one placement or key. action (N,) integer -> State, reward (N,) float32, terminated (N,) bool, Events.
+    """Return the outcome of action (N,) integer: State, reward (N,) float32, terminated (N,) bool, Events.
 
-    An illegal placement ends the game and changes nothing else.
+    An illegal placement ends the game and leaves the State unchanged.
     """
     play = place_piece if config.actions == "placement" else press_key
     after, terminated, lines, settled = play(config, state, action.to(torch.int32))
@@ -197,14 +197,14 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """Return (N, 4, H, W) uint8: settled cells, falling piece, its landing place, next pieces; or (N, A, F) float32."""
+    """Return planes (N, 4, H, W) uint8: settled cells, falling piece, landing position, next pieces; or (N, A, F) float32."""
     if config.view == "planes":
         return draw_planes(config, state)
     return _show_afterstates(config, state, afterstates(config, state))
 
 
 def observe_afterstate(config: Config, state: State, action: Tensor) -> Tensor:
-    """Return (N, F) float32: one afterstate of each game, as `observe` shows it. action (N,) integer."""
+    """Return the row (N, F) float32 of `observe` that belongs to action (N,) integer: one afterstate per game."""
     return _show_afterstates(config, state, afterstates(config, state, action.to(torch.int32))).squeeze(1)
 
 
@@ -213,7 +213,7 @@ def _show_afterstates(config: Config, state: State, after: Landing) -> Tensor:
 
 
 def legal(config: Config, state: State) -> Tensor:
-    """Return (N, A) bool. Every key is legal; a placement must exist and fit below the top."""
+    """Return the action masks (N, A) bool. Every key is legal; a placement must exist and fit below the top."""
     if config.actions == "keys":
         return torch.ones(state.x.shape[0], spec(config).num_actions, dtype=torch.bool, device=state.x.device)
     place, _ = placements(config.width, state.x.device)
@@ -222,7 +222,7 @@ def legal(config: Config, state: State) -> Tensor:
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """Return the board as (N, H, W) uint8 indices into PALETTE; settled cells have one colour, their piece is not kept."""
+    """Return the boards as (N, H, W) uint8 indices into PALETTE; all settled cells have the same colour."""
     return board_cells(config, state)
 
 
@@ -232,19 +232,19 @@ def paint(config: Config, painted: Tensor, before: State, after: State) -> Tenso
 
 
 def side_boards(config: Config, state: State) -> dict[str, Tensor]:
-    """Return the next pieces and the one on hold."""
+    """Return small boards (N, h, w) uint8 of the next pieces and the held one, by title."""
     return small_boards(config, state)
 
 
 def action_names(config: Config) -> tuple[str, ...]:
-    """Return the keys; placements have numbers, since they mean another place for each piece."""
+    """Return the names of the keys; placements are numbered, because their positions depend on the piece."""
     if config.actions == "keys":
         return KEYS[: spec(config).num_actions]
     return tuple(f"placement {number}" for number in range(1, 1 + num_placements(config)))
 
 
 def controls(config: Config, level: int) -> Controls | None:
-    """Return the keys, where a step is a key; pieces fall faster on each level."""
+    """Return the controls for playing with keys; None for placements. Pieces fall faster on each level."""
     if config.actions != "keys":
         return None
     keys = {"ArrowLeft": 1, "ArrowRight": 2, "ArrowUp": 3, "x": 3, "z": 4, "ArrowDown": 5, " ": 6}

@@ -1,8 +1,8 @@
-"""Oracles: the rules of the games in plain Python, one game at a time, as the reference of tests and benchmarks.
+"""Oracles: the rules of the games in plain Python, one game at a time, as the reference for tests and benchmarks.
 
 An oracle is written from the rules alone. It shares nothing with the tensor game but its options and the random hash, so
-that a comparison step by step finds an error in either. A module in this folder that defines `Oracle` belongs to the game
-of the same name; a game from outside has its oracle beside it, `catch_oracle.py` for `catch.py`.
+that a step-by-step comparison finds an error in either. A module in this folder that defines `Oracle` belongs to the game
+of the same name; an external game has its oracle beside it, `catch_oracle.py` for `catch.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from redline.core.registry import Registry, UnknownName, defines
 
 
 class Oracle(Protocol):
-    """One game from the random stream `key`. It may also define `legal() -> list[bool]`, one for each action."""
+    """One game with the random stream `key`. It may also define `legal() -> list[bool]`, the action mask."""
 
     def __init__(self, config: Any, key: int) -> None: ...
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """Play one action: reward, terminated, truncated, score, won."""
+        """Play one action; return reward, terminated, truncated, score, won."""
 
     def state(self) -> dict[str, Any]:
         """Return the tensor game's State fields by name, as plain numbers and lists."""
@@ -48,12 +48,12 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Oracle]:
-    """Return the oracle of the game called `name`, or of the module with this import name."""
+    """Return the oracle called `name`: that of a built-in game, or of a module by import name."""
     return registry.load(name)
 
 
 def find(game: str) -> type[Oracle] | None:
-    """Return the oracle of a loaded game: registered, in the module `GAME_oracle` beside it, or in its own; else None."""
+    """Return the oracle of a loaded game: registered, in the module `GAME_oracle`, or in its own module; else None."""
     if game in names():
         return load(game)
     try:
@@ -64,7 +64,7 @@ def find(game: str) -> type[Oracle] | None:
 
 
 def bits(key: int, counter: int) -> int:
-    """Return 32 random bits: `redline.core.random.bits` for one key and counter, on Python integers."""
+    """Return 32 random bits: `redline.core.random.bits` of a key and counter, on Python integers."""
     return random.mix((key + (counter & random.MASK) * random.WEYL) & random.MASK)
 
 
@@ -79,5 +79,5 @@ def env_key(seed: int, env_index: int) -> int:
 
 
 def episode_key(seed: int, env_index: int, episode: int) -> int:
-    """Return the random stream of an environment's n-th episode, counted from 0."""
+    """Return the random stream of an environment's episode number `episode`, counted from 0."""
     return bits(env_key(seed, env_index), episode)

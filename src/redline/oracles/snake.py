@@ -1,4 +1,4 @@
-"""Snake in plain Python: a list of cells, head first."""
+"""Snake in plain Python: the body is a list of cells, head first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left: rows, colum
 
 
 def _path(height: int, width: int) -> tuple[list[tuple[int, int]], bool]:
-    """Return a path over all cells, and whether it is closed, which takes an even side."""
+    """Return a path over all cells, and whether it is closed, which requires an even side."""
     if height % 2 and width % 2:
         rows = [[(row, column) for column in range(width)] for row in range(height)]
         return [cell for row, line in enumerate(rows) for cell in (reversed(line) if row % 2 else line)], False
@@ -51,7 +51,7 @@ class Oracle:
         self.body = [(head[0] - i * down, head[1] - i * right) for i in range(config.start_length)]
 
     def _coil(self) -> None:
-        """Lay a long snake at a random place of the path, with free cells at both ends."""
+        """Place a long snake at a random position along the path, with free cells at both ends."""
         config = self.config
         path, closed = _path(config.height, config.width)
         length = config.start_length + (bits(self.key, -3) * (config.long_start - config.start_length + 1) >> 32)
@@ -62,7 +62,7 @@ class Oracle:
         self.heading = MOVES.index((self.body[0][0] - neck[0], self.body[0][1] - neck[1]))
 
     def _random_place(self, length: int) -> tuple[int, int]:
-        """Return a place for the head that leaves room for the body behind it."""
+        """Return a random position for the head that leaves room for the body behind it."""
         down, right = MOVES[self.heading]
         places = [
             (row, column)
@@ -83,7 +83,7 @@ class Oracle:
         return cell // width, cell % width
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """Play one move: reward, terminated, truncated, score, won."""
+        """Play one move; return reward, terminated, truncated, score, won."""
         config = self.config
         if config.view != "planes":
             turn = 1 - action if self.mirrored() else action - 1
@@ -111,7 +111,7 @@ class Oracle:
         return self._reward(ate, won, died, starved, closer), died or won, starved, int(ate), won
 
     def _reward(self, ate: bool, won: bool, died: bool, starved: bool, closer: int) -> float:
-        """Return the reward, added up in float32 and in the order of the tensor game: sums round alike."""
+        """Return the reward, summed in float32 in the order of the tensor game, so that both round alike."""
         config, number = self.config, np.float32
         reward = number(config.reward_step)
         for amount, count in (
@@ -154,7 +154,7 @@ class Oracle:
         }
 
     def observe(self) -> list[list[list[int]]]:
-        """Return planes of rows of numbers, as the tensor game's `observe`."""
+        """Return planes as nested lists of rows, with the same values as the tensor game's `observe`."""
         age = {cell: len(self.body) - place for place, cell in enumerate(self.body)}
         if self.config.view == "planes":
             board = [[(row, column) for column in range(self.config.width)] for row in range(self.config.height)]
@@ -170,10 +170,10 @@ class Oracle:
         return seen
 
     def _centred(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
-        """Return the cells within sight, heading up; food beyond shows at the edge."""
+        """Return the planes of the cells within sight, heading up; food beyond is shown at the edge."""
         reach = self.config.sight or max(self.config.width, self.config.height) - 1
         down, right = MOVES[self.heading]
-        shown = None  # where the food is seen: rows ahead, columns aside, at the edge if it lies beyond
+        shown = None  # where the food is shown: rows ahead, columns aside, at the edge if it is farther away
         if self.food is not None:
             food_ahead, food_aside = self._food_from_head()
             shown = (max(-reach, min(reach, food_ahead)), max(-reach, min(reach, food_aside)))
@@ -192,17 +192,17 @@ class Oracle:
         return planes
 
     def _food_from_head(self) -> tuple[int, int]:
-        """Return how far the food lies ahead and to the right; (0, 0) without food."""
+        """Return the distances of the food ahead and to the right of the head; (0, 0) without food."""
         (row, column), (down, right) = self.food or self.body[0], MOVES[self.heading]
         row, column = row - self.body[0][0], column - self.body[0][1]
         return row * down + column * right, row * right - column * down
 
     def mirrored(self) -> bool:
-        """Return whether left and right are exchanged."""
+        """Return whether left and right are exchanged because the food is to the left."""
         return self.config.view == "wrapped" and self.config.mirror and self._food_from_head()[1] < 0
 
     def _wrapped(self, age: dict[tuple[int, int], int]) -> list[list[list[int]]]:
-        """Return the board with a line of wall below and to its right, rolled, turned and mirrored if need be."""
+        """Return the planes of the board plus a line of wall below and to its right, rolled, turned and mirrored as needed."""
         side = max(self.config.width, self.config.height) + 1
         down, right = MOVES[self.heading]
         hand = -1 if self.mirrored() else 1

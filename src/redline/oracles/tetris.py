@@ -1,6 +1,6 @@
 """Tetris in plain Python: the board is a list of rows of cells, the lowest row first; a piece falls row by row.
 
-The functions at the end count what players and papers look at on a board, one a function.
+The functions at the end compute one board feature each, as known from the literature.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Shape(NamedTuple):
 
 
 class Afterstate(NamedTuple):
-    """The board after one placement; unchanged where the placement is illegal."""
+    """The board after one placement, unchanged if the placement is illegal."""
 
-    board: Board  # placed and cleared
+    board: Board  # with the piece placed and full rows cleared
     lines: int
     legal: bool
     drop: int  # lowest row of the piece, -1 if there is no such placement
@@ -79,7 +79,7 @@ class Oracle:
         self._spawn()
 
     def _start(self) -> Board:
-        """Return the starting stack."""
+        """Return a board with the starting stack."""
         config = self.config
         board = empty_board(config.width, config.height)
         for row in range(below(bits(self.key, -1), config.start_height + 1)):
@@ -88,7 +88,7 @@ class Oracle:
         return board
 
     def _draw(self) -> int:
-        """Draw the next piece."""
+        """Draw the next piece and return it."""
         number = bits(self.key, self.drawn)
         self.drawn += 1
         if self.config.pieces == "uniform":
@@ -102,7 +102,7 @@ class Oracle:
         self.pieces = [*self.pieces[1:], self._draw()]
 
     def _spawn(self) -> bool:
-        """Move the current piece to its start; return False where it overlaps settled cells."""
+        """Move the current piece to its spawn position; return False if it overlaps settled cells."""
         shape = SHAPES[self.pieces[0]][0]
         self.turn, self.ticks = 0, 0
         self.x, self.y = (self.config.width - shape.width) // 2, self.top - shape.height
@@ -110,14 +110,14 @@ class Oracle:
 
     @property
     def top(self) -> int:
-        """Rows a piece may reach."""
+        """Number of rows that a piece may reach."""
         return self.config.ceiling or self.config.height
 
     def _fits(self, shape: Shape, y: int, x: int) -> bool:
         return fits(self.board, self.top, shape, y, x)
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """Play one placement or key: reward, terminated, truncated, score, won."""
+        """Play one placement or key; return reward, terminated, truncated, score, won."""
         before = self.board
         play = self._place if self.config.actions == "placement" else self._press
         lines, terminated, locked = play(action)
@@ -163,7 +163,7 @@ class Oracle:
         return 8 if self.config.hold else 7
 
     def legal(self) -> list[bool]:
-        """Return for every action whether it is legal."""
+        """Return the action mask: whether each action is legal."""
         if self.config.actions == "keys":
             return [True] * self.num_actions
         legal = [self._is_legal(shape, y) for shape, y, _ in self._placements()]
@@ -218,14 +218,14 @@ class Oracle:
     def _rotate(self, step: int) -> None:
         turn = (self.turn + step) % 4
         shape = self._turned(turn)
-        middle = self.x + int((self.shape.width - shape.width) / 2)  # towards 0: turning back comes back
+        middle = self.x + int((self.shape.width - shape.width) / 2)  # rounded towards 0, so that turning back undoes it
         for x in (middle, middle - 1, middle + 1):
             if self._fits(shape, self.y, x):
                 self.turn, self.x = turn, x
                 return
 
     def _swap(self) -> bool:
-        """Swap the current piece with the held one; return False where the new one has no room."""
+        """Swap the current piece with the held one; return False if the new one has no room."""
         current, held = self.pieces[0], self.hold
         if held < 0:
             self._next_piece()
@@ -246,7 +246,7 @@ class Oracle:
         self._next_piece()
         return lines, not self._spawn(), True
 
-    # What is seen
+    # State and observation
 
     def state(self) -> dict[str, Any]:
         return {
@@ -264,7 +264,7 @@ class Oracle:
         }
 
     def observe(self) -> Any:
-        """Return planes, the top row first: settled, falling, landing, next; or a row of numbers for each action."""
+        """Return planes, the top row first: settled, falling, landing, next; or a list of numbers per action."""
         if self.config.view == "afterstates":
             return self._judged()
         if self.config.view == "boards":
@@ -284,7 +284,7 @@ class Oracle:
         return [list(reversed(plane)) for plane in (settled, falling, landing, coming)]
 
     def _judged(self) -> list[list[float]]:
-        """Return the features of each placement's afterstate; an empty row where it is illegal."""
+        """Return the features of each placement's afterstate; an empty list if it is illegal."""
         rows = []
         for after in self.afterstates():
             placed = [self._placed(after), after.lines, landing_height(after.drop, after.height), after.eroded]
@@ -293,7 +293,7 @@ class Oracle:
         return rows
 
     def _boards(self) -> list[list[float]]:
-        """Return the reward, the cells and the next pieces of each placement's afterstate; an empty row where illegal."""
+        """Return reward, board cells and next pieces of each placement's afterstate; an empty list if it is illegal."""
         rows = []
         for after in self.afterstates():
             cells = [float(cell) for row in reversed(after.board) for cell in row]
@@ -301,11 +301,11 @@ class Oracle:
         return rows
 
     def _placed(self, after: Afterstate) -> float:
-        """Return the reward of a placement, without the penalty for a next piece that has no room."""
+        """Return the reward of a placement, without the penalty if the next piece has no room."""
         return self._reward(self.board, after.board, after.lines, terminated=False, locked=True)
 
     def _coming(self) -> list[float]:
-        """Return the next pieces, each as one of seven."""
+        """Return the next pieces, each one-hot among seven."""
         return [float(piece == kind) for piece in self.pieces[1:] for kind in range(7)]
 
 
@@ -320,7 +320,7 @@ def fits(board: Board, top: int, shape: Shape, y: int, x: int) -> bool:
 
 
 def drop(board: Board, shape: Shape, y: int, x: int) -> int:
-    """Return the row where a shape lands that falls from row y, which may lie above the board."""
+    """Return the row where a shape lands when falling from row y, which may be above the board."""
 
     def rests() -> bool:
         below = [(y - 1 + row, x + column) for row, column in shape.soles]
@@ -332,76 +332,76 @@ def drop(board: Board, shape: Shape, y: int, x: int) -> int:
 
 
 def mark(board: Board, shape: Shape, y: int, x: int) -> None:
-    """Set the shape's cells; those above the board are lost."""
+    """Set the shape's cells on the board, in place; those above the board are ignored."""
     for row, column in shape.cells:
         if y + row < len(board):
             board[y + row][x + column] = 1
 
 
 def settle(board: Board, shape: Shape, y: int, x: int) -> Board:
-    """Return a new board with the shape on it."""
+    """Return a copy of the board with the shape added."""
     placed = [list(row) for row in board]
     mark(placed, shape, y, x)
     return placed
 
 
 def clear(board: Board) -> tuple[Board, int]:
-    """Return the board without its full rows, and their number."""
+    """Return the board with full rows removed, and their number."""
     kept = [list(row) for row in board if not all(row)]
     lines = len(board) - len(kept)
     return kept + empty_board(len(board[0]), lines), lines
 
 
-# What a board looks like
+# Board features
 
 
 def columns(board: Board) -> list[list[int]]:
-    """Return the columns from left to right, each from the floor up."""
+    """Return the columns from left to right, each from the bottom up."""
     return [list(cells) for cells in zip(*board, strict=True)]
 
 
 def heights(board: Board) -> list[int]:
-    """Return the height of each column: rows up to its highest settled cell."""
+    """Return the height of each column: the rows up to its highest settled cell."""
     return [len(cells) - cells[::-1].index(1) if 1 in cells else 0 for cells in columns(board)]
 
 
 def landing_height(row: int, piece_height: int) -> int:
-    """Twice the height of the middle of a piece whose lowest cells came to rest in `row`."""
+    """Return twice the height of the middle of a piece whose lowest cells landed in `row`."""
     return 2 * row + piece_height - 1
 
 
 def eroded_cells(placed: Board, shape: Shape, y: int) -> int:
-    """Full rows times the piece's own cells in them. placed: the board with the piece, before rows are removed."""
+    """Return the number of full rows times the piece's cells in them. placed: the board before rows are removed."""
     full = [row for row, cells in enumerate(placed) if all(cells)]
     return len(full) * sum(y + row in full for row, _ in shape.cells)
 
 
 def row_transitions(board: Board) -> int:
-    """Changes between settled and empty along every row, walls settled."""
+    """Return the number of changes between settled and empty along rows; walls count as settled."""
     bounded = [[1, *cells, 1] for cells in board]
     return sum(a != b for cells in bounded for a, b in pairwise(cells))
 
 
 def column_transitions(board: Board) -> int:
-    """Changes between settled and empty up every column, the floor settled, empty above the board."""
+    """Return the number of changes between settled and empty along columns; the floor counts as settled, above as empty."""
     bounded = [[1, *cells, 0] for cells in columns(board)]
     return sum(a != b for cells in bounded for a, b in pairwise(cells))
 
 
 def holes(board: Board) -> int:
-    """Empty cells with a settled cell anywhere above them."""
+    """Return the number of empty cells with a settled cell anywhere above them."""
     return sum(not board[row][x] for x, height in enumerate(heights(board)) for row in range(height))
 
 
 def wells(board: Board) -> int:
-    """1 + 2 + ... + depth of every column lower than both its neighbours, by as much as the lower of them; walls are high."""
+    """Return the sum of 1 + 2 + ... + depth over columns; depth is measured from the lower neighbour, walls are high."""
     top = [len(board), *heights(board), len(board)]
     depths = [min(top[x - 1], top[x + 1]) - top[x] for x in range(1, len(top) - 1)]
     return sum(sum(range(depth + 1)) for depth in depths if depth > 0)
 
 
 def hole_depth(board: Board) -> int:
-    """For every hole, the settled cells above it in its column."""
+    """Return the number of settled cells above each hole in its column, summed over holes."""
     return sum(sum(cells[row:]) for cells in columns(board) for row, cell in enumerate(cells) if not cell)
 
 
@@ -411,13 +411,13 @@ def rows_with_holes(board: Board) -> int:
 
 
 def steps(board: Board) -> list[int]:
-    """Height of each column less that of the one to its right."""
+    """Return the height of each column minus the height of its right neighbour."""
     top = heights(board)
     return [a - b for a, b in pairwise(top)]
 
 
 def diversity(board: Board) -> int:
-    """How many of the steps -2, -1, 0, 1 and 2 occur."""
+    """Return how many of the steps -2, -1, 0, 1 and 2 occur."""
     return len({step for step in steps(board) if abs(step) <= 2})
 
 

@@ -1,14 +1,14 @@
 """Block files: checksummed blocks in a memory-mapped file, for replay memories larger than the host's memory.
 
-    header   magic, version, length, sha256; then geometry and schema as JSON, padded with blanks to the end of the page
+    header   magic, version, length, sha256; then geometry and schema as JSON, padded with spaces to the end of the page
     table    16 bytes per block: generation, CRC of the block, CRC of the entry; zeros: the block is empty
-    data     the blocks, each starting at a page
+    data     the blocks, each aligned to a page
 
 A block is declared empty (`begin`), overwritten, made durable, and only then declared valid (`commit`). Whenever the
-process or the machine stops, the file holds complete blocks and empty ones.
+process or the machine stops, every block in the file is either complete or empty.
 
-Only data goes through the mapping. Header and table are read and written by system calls, whose failures are errors; a
-mapped file that is truncated by someone else raises SIGBUS at the next access, which nothing can catch. Therefore the size
+Only data goes through the mapping. Header and table are read and written by system calls, whose failures can be handled,
+whereas accessing a mapped file that another process has truncated raises SIGBUS, which cannot be caught. Therefore the size
 is checked before the file is mapped, its space is allocated in advance, the file is locked, and `check` detects
 truncations that happen nevertheless.
 """
@@ -45,11 +45,11 @@ _PAGE = 4096  # bytes, of the file; the machine's pages may be larger
 _HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, sha256 of the header with zeros here
 _ENTRY = struct.Struct("<QII")
 _MAX_HEADER = 1 << 20
-_PIECE = 1 << 20  # bytes that a thread reads at once
+_PIECE = 1 << 20  # bytes that a thread reads at a time
 
 
 class _BlockLayout:
-    """Offsets of everything in a file with these settings, and its header."""
+    """Offsets, sizes and header of a file with these settings."""
 
     def __init__(self, blocks: int, block_bytes: int, schema: Mapping[str, Any]) -> None:
         if blocks < 1 or block_bytes < 1:
@@ -67,7 +67,7 @@ class _BlockLayout:
 
 
 class BlockFile:
-    """Blocks of bytes in a memory-mapped file, each with the generation of its last commit. Locked by one process.
+    """Blocks of bytes in a memory-mapped file, each with the generation of its last commit. The file is locked while open.
 
     `data` is the mapping itself: writing to it changes the file, and reading may access the disk. A tensor kept after
     `close` keeps the mapping, but not the lock.
@@ -79,23 +79,23 @@ class BlockFile:
         self.generations = generations  # last committed in each block; 0: the block is empty
         self.damaged = damaged  # blocks that were damaged when the file was opened
         self._layout = layout
-        # A mapping keeps its descriptor until the last tensor is gone, also in forked workers, and a lock lasts as long as
-        # any descriptor of the same opening of the file. Hence the mapping gets an opening of its own.
+        # A mapping keeps its descriptor until the last tensor is freed, also in forked workers, and a lock lasts as long as
+        # any descriptor of the same open file description. Hence the file is opened separately for the mapping.
         mapped_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             mapping = mmap.mmap(mapped_fd, layout.size)
         finally:
             os.close(mapped_fd)
-        # The mapping is never closed, because tensors would point to unmapped memory: it ends with the last of them.
+        # The mapping is never closed explicitly, since tensors would point to unmapped memory: it ends with the last tensor.
         pages = torch.frombuffer(mapping, dtype=torch.uint8, offset=layout.data).view(layout.blocks, layout.stride)
         self.data: Tensor = pages[:, : layout.block_bytes]  # (blocks, block_bytes) uint8
         self._fd = fd  # -1: closed
 
     @classmethod
     def create(cls, path: Path | str, *, blocks: int, block_bytes: int, schema: Mapping[str, Any]) -> BlockFile:
-        """Create a file of empty blocks with its space allocated. It appears at `path` atomically."""
+        """Create a file of empty blocks, with its space allocated, atomically at `path`, and open it."""
         path, layout = Path(path).absolute(), _BlockLayout(blocks, block_bytes, schema)
-        temporary = path.with_name(f".tmp-{path.name}")  # always the same name: a leftover of a crash is reused
+        temporary = path.with_name(f".tmp-{path.name}")  # always the same name, so that a leftover of a crash is reused
         with _explain(path, "created"):
             fd = _acquire(temporary, os.O_CREAT)
             try:
@@ -127,7 +127,7 @@ class BlockFile:
         verify: bool = True,
         progress: Callable[[int], None] = lambda _: None,
     ) -> BlockFile:
-        """Open an existing file. Damaged blocks become empty, on disk too, and are listed in `damaged`.
+        """Open an existing file. Damaged blocks are emptied, also on disk, and listed in `damaged`.
 
         verify: read all valid blocks and compare their checksums. progress: called with the number of blocks checked.
         """
@@ -144,7 +144,7 @@ class BlockFile:
                 os.fdatasync(fd)
                 if (
                     os.fstat(fd).st_blocks * 512 < layout.size
-                ):  # a sparse copy: writing to a hole of it on a full disk is a SIGBUS
+                ):  # a sparse copy: writing to one of its holes on a full disk would raise SIGBUS
                     _allocate(path, fd, layout.size)
                 file = cls(path, fd, layout, generations, damaged)
             except BaseException:
@@ -161,7 +161,7 @@ class BlockFile:
         self.generations[block] = 0
 
     def commit(self, block: int, generation: int) -> None:
-        """Make a block durable and declare it valid. No thread may write to it meanwhile."""
+        """Make a block durable and declare it valid. No thread may write to it in the meantime."""
         if generation < 1:
             raise ValueError(f"generation is {generation}; expected 1 or more")
         self._may_write(block)  # before the mapping is touched
@@ -174,7 +174,7 @@ class BlockFile:
         self.generations[block] = generation
 
     def check(self) -> None:
-        """Raise StorageError unless the file still exists in full size. Cheap enough for every checkpoint."""
+        """Raise StorageError if the file was removed, replaced or resized. Cheap enough for every checkpoint."""
         if self._fd < 0:
             raise ValueError(f"the replay file {self.path} is closed")
         with _explain(self.path, "found"):
@@ -184,7 +184,7 @@ class BlockFile:
         _check_size(self.path, opened.st_size, self._layout)
 
     def close(self) -> None:
-        """Unlock and close the file. Further calls do nothing."""
+        """Unlock and close the file; idempotent."""
         if self._fd >= 0:
             with suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -225,12 +225,12 @@ def _digest(version: int, size: int, body: bytes) -> bytes:
 def _entry_crc(block: int, generation: int, crc: int) -> int:
     return zlib.crc32(
         struct.pack("<QQI", block, generation, crc)
-    )  # includes the block: an entry is valid only in its place
+    )  # includes the block number: an entry is only valid in its place
 
 
 @contextmanager
 def _explain(path: Path, done: str) -> Iterator[None]:
-    """Turn errors of the operating system into a sentence for the user. done: a past participle, as "opened"."""
+    """Convert OSError to StorageError with a message for the user. done: a past participle such as "opened"."""
     try:
         yield
     except OSError as error:
@@ -242,7 +242,7 @@ def _explain(path: Path, done: str) -> Iterator[None]:
 
 
 def _acquire(path: Path, flags: int = 0) -> int:
-    """Open the file and take the kernel's lock on it, which ends with the process; return the descriptor."""
+    """Open the file and lock it (flock), at most until the process ends; return the descriptor."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,7 +251,7 @@ def _acquire(path: Path, flags: int = 0) -> int:
         raise StorageError(
             f"The replay file {path} is in use: wait for the run that uses it, stop it, or choose another folder."
         ) from None
-    except OSError as error:  # a file system without locks: the lock of the run folder has warned already
+    except OSError as error:  # a file system without locks, about which locking the run folder has already warned
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             os.close(fd)
             raise
@@ -262,7 +262,7 @@ def _allocate(path: Path, fd: int, size: int) -> None:
     free = shutil.disk_usage(path.parent).free
     missing = size - os.fstat(fd).st_blocks * 512
     try:
-        if missing > free:  # an attempt would fill the disk before it fails
+        if missing > free:  # trying would fill the disk before failing
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -279,7 +279,7 @@ def _recognise(path: Path, fd: int, layout: _BlockLayout) -> None:
     if os.pread(fd, len(layout.header), 0) == layout.header:
         _check_size(path, os.fstat(fd).st_size, layout)
         end = layout.table + layout.blocks * _ENTRY.size
-        if any(os.pread(fd, layout.data - end, end)):  # no entry is there: what else was overwritten is not known
+        if any(os.pread(fd, layout.data - end, end)):  # the unused rest was overwritten, and perhaps entries, too
             raise StorageError(f"The table of the replay file {path} is damaged: delete it, or choose another folder.")
         return
     head = os.pread(fd, _HEAD.size, 0)
@@ -307,7 +307,7 @@ def _recognise(path: Path, fd: int, layout: _BlockLayout) -> None:
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, str]:
-    """Return every leaf of nested objects as JSON, by dotted name."""
+    """Return the leaves of nested JSON objects, as JSON by dotted name."""
     if not isinstance(value, dict) or not value:
         return {name: _canonical(value)}
     return {k: v for key, part in value.items() for k, v in _flatten(part, f"{name}.{key}" if name else key).items()}
@@ -322,7 +322,7 @@ def _check_size(path: Path, size: int, layout: _BlockLayout) -> None:
 
 
 def _generations(fd: int, layout: _BlockLayout, verify: bool, progress: Callable[[int], None]) -> list[int]:
-    """Return the generation of each block; -1 where the entry or the data is damaged."""
+    """Return the generation of each block; -1 if its entry or data is damaged."""
 
     def generation_of(item: tuple[int, tuple[int, int, int]]) -> int:
         block, (generation, crc, check) = item
@@ -343,7 +343,7 @@ def _generations(fd: int, layout: _BlockLayout, verify: bool, progress: Callable
 
 
 def _crc(fd: int, start: int, size: int) -> int:
-    """Return the CRC of a part of the file. It is read, not mapped, so that a failing disk raises an error."""
+    """Return the CRC-32 of `size` bytes from `start` on, read by system calls so that a failing disk raises an error."""
     piece = memoryview(bytearray(min(size, _PIECE)))
     crc = done = 0
     while done < size:
@@ -359,7 +359,7 @@ _open_files: weakref.WeakSet[BlockFile] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A forked worker would keep the lock after the trainer was killed, so it closes its copy.
+    # A forked worker would keep the lock after the trainer is killed, so it closes its copy of the descriptor.
     for file in list(_open_files):
         os.close(file._fd)
         file._fd = -1

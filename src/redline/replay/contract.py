@@ -1,15 +1,15 @@
 """Contracts of replay memories: `Replay`, the memory itself, and `ReplayKind`, a module that makes one.
 
-Shapes: N environments, B samples of a batch, () a scalar tensor. Every tensor is on the device that trains.
+Shapes: N environments, B samples of a batch, () a scalar tensor. Every tensor is on the training device.
 
 A module that defines a kind needs
 
-    LOCATION: Location                                          where most of its bytes are
+    LOCATION: Location                                          where most of its data is stored
     make(request: ReplayRequest) -> Replay                      allocate the memory
-    bytes_per_transition(state_bytes: int) -> TransitionBytes   estimate it beforehand
-    FILES: tuple[str, ...] = ()                                 files it keeps in the run folder, optional
+    bytes_per_transition(state_bytes: int) -> TransitionBytes   estimate its size beforehand
+    FILES: tuple[str, ...] = ()                                 files it stores in the run folder, optional
 
-and a docstring whose first line describes the kind to users.
+and a docstring with a first line that describes the kind to users.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from redline.replay.priority import Priorities
 class Location(IntEnum):
     """Where a replay memory is stored, from near to far."""
 
-    DEVICE = 0  # memory of the device that trains
+    DEVICE = 0  # memory of the training device
     HOST = 1  # memory of the host
     DISK = 2  # a file in the run folder
 
 
 class TransitionBytes(NamedTuple):
-    """Bytes that one transition takes in each place, estimated."""
+    """Estimated bytes per transition in each location."""
 
     device: float = 0.0
     host: float = 0.0
     disk: float = 0.0
-    snapshot: float = 0.0  # on the host, beside `host`, while a checkpoint that includes the memory is written
+    snapshot: float = 0.0  # on the host, in addition to `host`, while a checkpoint that includes the memory is written
 
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Everything a kind needs to make a memory."""
+    """Arguments for making a replay memory."""
 
     rules: Rules
-    state: Any  # (N, …) an example of the game's State: gives the number of environments, shapes, dtypes and device
-    capacity: int  # transitions
+    state: Any  # (N, …) example of the game's State: gives the number of environments, shapes, dtypes and device
+    capacity: int  # in transitions
     n_step: int
     gamma: float | Tensor  # a () tensor may change between samples
-    alpha: float | None = None  # exponent of priorities; None: uniform sampling
+    alpha: float | None = None  # priority exponent; None: uniform sampling
     key: Tensor | None = None  # () int32: random stream for batches that are drawn ahead of time
     batch_size: int = 1
     batches_per_iteration: int = 1
@@ -78,43 +78,43 @@ class Replay(ABC):
     """The last `rows` steps of N environments, sampled as n-step transitions.
 
     `write`, `sample` and `update_priorities` run on the device, may be compiled and captured in a CUDA graph, and never
-    synchronise with the host. The other methods are called by the host, outside of compiled and captured code.
+    synchronise with the host. The other methods are called from the host, outside compiled and captured code.
     """
 
-    rows: int  # steps of each environment that fit
+    rows: int  # steps of each environment that can be stored
     num_envs: int
     n_step: int
     device: torch.device
     lead: int = 0  # iterations between drawing a batch and delivering it
-    in_checkpoints: bool = True  # `tensors` holds every transition; False: a file does, which later rows overwrite
-    survives_interrupt: bool = True  # `interrupt` keeps the transitions
+    in_checkpoints: bool = True  # `tensors` includes all transitions; False: a file does, and later rows overwrite it
+    survives_interrupt: bool = True  # transitions are kept by `interrupt`
 
     @property
     def written(self) -> Tensor | None:
-        """Rows written since the memory was empty, () int64; None where a kind does not count them."""
+        """Number of rows written since the memory was empty, () int64; None if the kind does not count them."""
         return None
 
     @abstractmethod
     def write(self, state: Any, action: Tensor, step: Step) -> None:
-        """Append one row: the States (N, …) in which the actions (N,) int64 were taken, and the resulting Step (N, …)."""
+        """Append one row: the States (N, …) before the actions (N,) int64, the actions, and the resulting Step (N, …)."""
 
     @abstractmethod
     def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
         """Return `size` n-step transitions, drawn with replacement: uniformly, or in proportion to their priority.
 
-        key: () int32. number: () int64, a running count of samples: it selects among batches that were drawn ahead.
+        key: () int32. number: () int64, a running count of samples, which selects among batches that were drawn ahead.
         With priorities, `Batch.place` (B,) int64 identifies the transitions for `update_priorities`, and `Batch.weight`
-        (B,) float32 are importance weights with exponent `beta`, scaled so that the largest of a batch is 1.
+        (B,) float32 holds importance weights with exponent `beta`, scaled so that the largest in the batch is 1.
         The weight is 0 where the state to bootstrap from is no longer stored.
         """
 
     @abstractmethod
     def update_priorities(self, place: Tensor, td_errors: Tensor) -> None:
-        """Set the priorities of transitions `place` (B,) int64 from their TD errors (B,). Overwritten ones are skipped."""
+        """Set the priorities of transitions `place` (B,) int64 from TD errors (B,); overwritten transitions are skipped."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors a checkpoint must save, by name. Loading copies into these same tensors."""
+        """Return the tensors to save in a checkpoint, by name. Loading a checkpoint copies into these same tensors."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -122,23 +122,26 @@ class Replay(ABC):
 
     @abstractmethod
     def interrupt(self) -> bool:
-        """Mark the newest row as truncated, because all environments restart; return False if that lost the memory."""
+        """Mark the newest row as truncated, because all environments restart; return False if the memory was cleared."""
 
     def forget(self, lost: Tensor) -> None:  # noqa: B027
-        """Never sample the newest transition where lost (N,) bool: it was written as truncated, its outcome is unknown."""
+        """Give weight 0 to samples ending with the newest transition where lost (N,) bool: its outcome is unknown.
+
+        The transition must have been written as truncated.
+        """
 
     def before_iteration(self) -> None:  # noqa: B027
-        """Prepare the batches that the coming iteration samples."""
+        """Prepare the batches for the next iteration to sample."""
 
     def after_iteration(self) -> None:  # noqa: B027
         """Store the row that the iteration wrote."""
 
     def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors in the shapes that `tensors` has now."""
+        """Return a checkpoint's tensors converted to the current shapes of `tensors`."""
         return dict(saved)
 
     def loaded(self) -> bool:
-        """Continue from a checkpoint that was copied into `tensors`; return False if its transitions are lost."""
+        """Resume after a checkpoint was copied into `tensors`; return False if its transitions are lost."""
         return True
 
     def close(self) -> None:  # noqa: B027
@@ -157,18 +160,18 @@ class ReplayKind:
     files: tuple[str, ...] = ()
 
     def memory_bytes(self, capacity: int, state_bytes: int, prioritized: bool) -> TransitionBytes:
-        """Return the bytes of `capacity` transitions in each place, priorities included.
+        """Return the bytes of `capacity` transitions in each location, including priorities.
 
-        state_bytes: size of those fields of one State that observations read.
+        state_bytes: size of the fields of one State that observations read.
         """
         each = self.bytes_per_transition(state_bytes)
         total = TransitionBytes(*(capacity * size for size in each))
         return total._replace(device=total.device + (Priorities.bytes_needed(capacity) if prioritized else 0))
 
     def largest_capacity(self, free: float, state_bytes: int) -> int:
-        """Return how many transitions to store where `free` bytes are available at `location`: half of it stays free.
+        """Return the capacity in transitions that uses half of the `free` bytes at `location`.
 
-        Where a snapshot for checkpoints needs the same memory, the memory and its snapshot take a third each.
+        If a checkpoint's snapshot needs the same memory, the replay memory and its snapshot take a third each.
         """
         each = self.bytes_per_transition(state_bytes)
         size = (each.device, each.host, each.disk)[self.location]
@@ -178,7 +181,7 @@ class ReplayKind:
 
 @runtime_checkable
 class UsesReplay(Protocol):
-    """Settings of an algorithm that learns from a replay memory."""
+    """Options of an algorithm that learns from a replay memory."""
 
     @property
     def replay(self) -> str: ...
@@ -189,7 +192,7 @@ class UsesReplay(Protocol):
 
 
 def build_kind(name: str, module: Any) -> ReplayKind:
-    """Return the kind that `module` defines; raise UserError naming the member that is missing or wrong."""
+    """Return the replay kind defined by `module`; raise UserError naming a missing or wrong member."""
     checks = {
         "LOCATION": (isinstance(getattr(module, "LOCATION", None), Location), "a Location"),
         "make": (callable(getattr(module, "make", None)), "a function"),

@@ -1,7 +1,7 @@
 """States in a ring on the device; observations are built when they are sampled.
 
-Everything is a static tensor and no method needs a number on the host, so a whole iteration can be captured as one CUDA
-graph. A checkpoint holds the whole memory, and a continued run draws the same samples as an uninterrupted one; where
+All data is in static tensors and no method needs a number on the host, so a whole iteration can be captured as one CUDA
+graph. A checkpoint includes the whole memory, and a resumed run draws the same samples as an uninterrupted one. If
 environments restart with new episodes (CPU environments), the newest row is marked as truncated.
 """
 
@@ -38,12 +38,12 @@ LOCATION = Location.DEVICE
 
 
 def make(request: ReplayRequest) -> Replay:
-    """Allocate a memory on the device of `request.state`."""
+    """Return a replay memory on the device of `request.state`."""
     return DeviceReplay(request)
 
 
 def bytes_per_transition(state_bytes: int) -> TransitionBytes:
-    """Estimate a State, its step, and the final State of every sixteenth one with its owner.
+    """Return the estimated size of a State, its step, and a sixteenth of a final State with its owner.
 
     The snapshot of a checkpoint is not counted: it fits into the half that `largest_capacity` leaves free.
     """
@@ -51,16 +51,16 @@ def bytes_per_transition(state_bytes: int) -> TransitionBytes:
 
 
 class DeviceReplay(Replay):
-    """A ring whose rows are tables in the memory of the device."""
+    """A ring of rows stored as tables in device memory."""
 
     def __init__(self, request: ReplayRequest, final_states: int | None = None) -> None:
-        """`final_states` are kept for each environment; None: as many as truncations are likely."""
+        """`final_states`: number kept for each environment; None: see `FinalStates.slots_for`."""
         rules, state = request.rules, request.state
         self.ring = ring = ReplayRing(request)
         self.rows, self.num_envs, self.n_step, self.device = ring.rows, ring.num_envs, ring.n_step, ring.device
         fields = stored_fields(rules, state)
         slots = FinalStates.slots_for(ring.rows, final_states, rules.game.spec(rules.config).limit)
-        # Final States are stored behind those of the ring, so that one index finds either.
+        # Final States are stored after those of the ring, so that one index can address either.
         tables = _zeros(ring.size + ring.num_envs * slots, fields, ring.device)
         self._words = {name: in_words(table) for name, table in tables.items()}
         self.states = {name: table[: ring.size] for name, table in tables.items()}
@@ -73,7 +73,7 @@ class DeviceReplay(Replay):
 
     @property
     def written(self) -> Tensor:
-        """Rows written so far, () int64."""
+        """Number of rows written so far, () int64."""
         return self.ring.written
 
     @property
@@ -92,7 +92,7 @@ class DeviceReplay(Replay):
 
     @property
     def bytes_per_transition(self) -> float:
-        """Bytes that the memory takes, divided by the transitions that fit."""
+        """Size of the memory in bytes, divided by its capacity in transitions."""
         return float(sum(x.nbytes for x in self.tensors().values()) / self.ring.size)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class DeviceReplay(Replay):
         newest = self.ring.row_slots(self.written - 1)
         word = self.steps[newest, 1]
         self.steps[newest, 1] = truncate_steps(word)
-        # The final State of every step was written to the environment's current slot: moving on keeps it.
+        # Every step's final State was written to the environment's current slot; advancing the slot keeps it.
         self.finals.truncations += (ending_of(word) == 0).to(torch.int32)
         return True
 
@@ -141,13 +141,13 @@ class DeviceReplay(Replay):
         return self.windows.observe(window, self._find_states(window))
 
     def _places(self, window: Window) -> Tensor:
-        """Return where the States (2 B,) are that windows start in, then those that they bootstrap from."""
+        """Return the indices (2 B,) int64 of the States where windows start, then of those they bootstrap from."""
         following = self.ring.slot(window.row + self.n_step, window.env_index)
         end = torch.where(window.truncated, self.ring.size + window.final_place, following)
         return torch.cat([self.ring.slot(window.row, window.env_index), end])
 
     def _find_states(self, window: Window) -> dict[str, Tensor]:
-        """Read the States (2 B, …) that windows start in and bootstrap from, both in one pass."""
+        """Return the States (2 B, …) where windows start, then those they bootstrap from, read in one pass."""
         row, env_index, truncated = window.row, window.env_index, window.truncated
         stack = place = self._places(window)
         if self.windows.stacked:
@@ -167,8 +167,8 @@ class DeviceReplay(Replay):
     def _frame_slots(self, row: Tensor, env_index: Tensor, last_row: Tensor, truncated: Tensor) -> Tensor:
         """Return the slots (M, frames) of the frames up to `row`, oldest first.
 
-        Where the episode was truncated, the newest frame is the final State after `last_row`, which has no slot: its
-        column is meaningless.
+        Where the episode was truncated, the newest frame is the final State after `last_row`, which has no slot in the
+        ring: that column is meaningless.
         """
         newest = torch.where(truncated, last_row + 1, row)
         earlier = newest.unsqueeze(1) - torch.arange(1, self.ring.frames, device=self.device)  # nearest first
@@ -186,18 +186,18 @@ def _zeros(entries: int, fields: Mapping[str, Shape], device: torch.device) -> d
 
 
 def rows_at(words: Tensor, index: Tensor) -> Tensor:
-    """Return rows of `words` (entries, W) or (entries,) by index (…), in a shape that can be viewed in another type."""
+    """Return rows of `words` (entries, W) or (entries,) by index (…), in a shape that can be viewed as another dtype."""
     several = words.device.type == "cpu" and words.dim() > 1 and words.shape[1] > 1
     if several and torch.compiler.is_compiling() and pays(words, index):
         return gather_rows(words, index.flatten())
     rows = words[index]
-    # A CPU copies row by row; in a flat loop the compiler divides and checks an index for every word. But rows of a single
-    # word have a stride that cannot be viewed in another type.
+    # A CPU copies row by row; in a flat loop the compiler would divide and check an index for every word. But rows of a
+    # single word have a stride that cannot be viewed as another dtype.
     return rows if several else rows.flatten()
 
 
 def in_words(table: Tensor) -> Tensor:
-    """Return the rows of a contiguous table as the widest integers that fit: wide elements are gathered faster."""
+    """Return a view of a contiguous table as the widest integers that fit its rows: wide elements are gathered faster."""
     if table.dim() == 1:
         return table
     flat = table.flatten(1)

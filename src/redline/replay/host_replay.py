@@ -5,11 +5,11 @@
     host                └──► records     places ──────┴─► gather ───┘        see `transfer`
 
 A row and the places drawn after it leave the device together; the records at those places arrive AHEAD iterations later.
-That is the time a transfer may take before the learner waits for it. Batches do not depend on the speed of transfers: the
-same run draws the same samples. The ring, its priorities and the final States stay on the device.
+A transfer may take that long before the learner waits for it. Batches do not depend on the speed of transfers: the same
+run draws the same samples. The ring, its priorities and the final States stay on the device.
 
-A run continued from a checkpoint draws the same samples as an uninterrupted one only if its environments continue too.
-CPU environments restart with new episodes, which rows under way cannot be told about any more: the memory is then cleared.
+A run resumed from a checkpoint draws the same samples as an uninterrupted one only if its environments continue too. CPU
+environments restart with new episodes, but rows in transit can no longer be marked as truncated, so the memory is cleared.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from redline.replay.row_layout import RowLayout
 from redline.replay.transfer import AHEAD, SLOTS, TransferSpec, make_transfer
 from redline.replay.windows import STEP_FIELD, NStepWindows, Window, ending_of, pack_steps, stored_fields
 
-_REDRAW = -(1 << 60)  # row number of draws that must be repeated
+_REDRAW = -(1 << 60)  # row number that marks draws to be repeated
 
 
 class _Records(NamedTuple):
     """The unpacked records of B windows of n steps."""
 
     steps: Tensor  # (B, n, 2) int32
-    # Fields of State as integers, see `RowLayout.words`: (2 B, W) where each window starts, then n steps later. Stacked
-    # fields: (B, frames + n, W), all frames from the first that the start shows to the last that the end shows.
+    # Fields of State as integers, see `RowLayout.words`: (2 B, W), where each window starts, then n steps later. Stacked
+    # fields: (B, frames + n, W), all frames from the oldest shown at the start to the newest shown at the end.
     states: dict[str, Tensor]
     earlier_steps: Tensor | None  # (B, frames - 1, 2) int32: the steps before the window
 
 
 class HostReplay(Replay):
-    """A ring whose rows are records in a `RecordStorage`. `before_iteration` and `after_iteration` frame each iteration."""
+    """A ring of rows stored as records in a `RecordStorage`; needs `before_iteration` and `after_iteration` to be called."""
 
     def __init__(
         self,
@@ -54,15 +54,16 @@ class HostReplay(Replay):
         final_states: int | None = None,
         threaded: bool | None = None,
     ) -> None:
-        """make_storage(entries, layout) allocates the records. final_states: kept for each environment, see FinalStates.
+        """make_storage(entries, layout) allocates the records.
 
-        threaded: transfer in a thread; None: where there is a GPU.
+        final_states: number kept for each environment, see FinalStates.
+        threaded: transfer in a thread; None: if there is a GPU.
         """
         assert request.key is not None, "batches drawn ahead need a random stream"
         rules, state, device = request.rules, request.state, request.device
         self.batch_size, self.batches, self.key = request.batch_size, request.batches_per_iteration, request.key
         self.notify, self.lead = request.notify, AHEAD
-        # The oldest rows are not drawn: a continued run must still find the records of batches under way.
+        # The oldest rows are not drawn: a resumed run must still find the records of batches in transit.
         self.ring = ring = ReplayRing(request, reserved_rows=SLOTS)
         self.rows, self.num_envs, self.n_step, self.device = ring.rows, ring.num_envs, ring.n_step, device
         prepare(request.notify)
@@ -80,14 +81,14 @@ class HostReplay(Replay):
         self.in_checkpoints, self.survives_interrupt = self.storage.saved_in_checkpoints, False
         self.histories = self.storage.histories()
         self.missing_rows = torch.zeros(ring.rows, dtype=torch.bool, device=device)  # rows that the storage lost
-        # Rows of a window whose records are gathered: its start, its end, those between, and those of earlier frames.
+        # Offsets of the rows gathered for a window: its start, its end, those between, and those of earlier frames.
         self._offsets = (0, self.n_step, *range(1, self.n_step), *range(-1, -ring.frames, -1))
         gathered = len(self._offsets) * self.batch_size
         self.outbox = torch.zeros(ring.num_envs, self.layout.size, dtype=torch.uint8, device=device)
         self.places = torch.zeros(self.batches, gathered, dtype=torch.int64, device=device)
         self.inbox = torch.zeros(self.batches, gathered, self.layout.size, dtype=torch.uint8, device=device)
         drawn = torch.zeros(SLOTS, self.batches, self.batch_size, dtype=torch.int64, device=device)
-        self.drawn = {"row": drawn, "env_index": drawn.clone(), "units": drawn.clone()}  # batches under way, see Draw
+        self.drawn = {"row": drawn, "env_index": drawn.clone(), "units": drawn.clone()}  # batches in transit, see Draw
         spec = TransferSpec(self.outbox, self.places, self.inbox)
         self.transfer = make_transfer(self.storage, spec, ring.rows, self.notify, threaded, request.pin_memory)
         self.iteration = 0  # rows written, as counted by the host
@@ -96,11 +97,11 @@ class HostReplay(Replay):
 
     @property
     def written(self) -> Tensor:
-        """Rows written so far, () int64."""
+        """Number of rows written so far, () int64."""
         return self.ring.written
 
     def write(self, state: Any, action: Tensor, step: Step) -> None:
-        """Append one row, and draw the batches that will be sampled AHEAD iterations later."""
+        """Append one row, and draw the batches to be sampled AHEAD iterations later."""
         for name in self.finals.tables:
             field = f"states.{name}"
             self.layout.words(self.outbox, field).copy_(self.layout.to_words(getattr(state, name), field))
@@ -118,7 +119,7 @@ class HostReplay(Replay):
         self.places.copy_(torch.stack([self._record_places(draw.row, draw.env_index) for draw in draws]))
 
     def sample(self, key: Tensor, size: int, beta: Tensor | float = 1.0, number: Tensor | None = None) -> Batch:
-        """Return batch `number` () int64 of those delivered for this iteration; `key` is not used."""
+        """Return the batch with index `number` () int64 among those delivered for this iteration; `key` is unused."""
         del key
         assert size == self.batch_size
         which = (torch.zeros_like(self.written) if number is None else number % self.batches).view(1)
@@ -144,15 +145,15 @@ class HostReplay(Replay):
         return draw if draw.units is not None else draw._replace(units=torch.ones_like(draw.row))
 
     def _record_places(self, row: Tensor, env_index: Tensor) -> Tensor:
-        """Return the slots of all records of windows, in the order of `_offsets`."""
+        """Return the slots of all records of the windows, in the order of `_offsets`."""
         return torch.cat([self.ring.slot(row + offset, env_index) for offset in self._offsets])
 
     def _unpack(self, records: Tensor) -> _Records:
-        """Split records, which are in the order of `_record_places`, into fields."""
+        """Return the fields of records that are in the order of `_record_places`."""
         size, frames = self.batch_size, self.ring.frames
 
         def in_time(field: Tensor, first: int, last: int) -> Tensor:
-            """Return a field from row `first` of the windows to row `last`, (B, rows, …)."""
+            """Return a field in rows `first` to `last` of the windows, (B, rows, …)."""
             starts = [self._offsets.index(offset) * size for offset in range(first, last + 1)]
             return torch.stack([field[start : start + size] for start in starts], 1)
 
@@ -165,7 +166,7 @@ class HostReplay(Replay):
         return _Records(in_time(steps, 0, self.n_step - 1), states, earlier)
 
     def _find_states(self, window: Window, records: _Records) -> dict[str, Tensor]:
-        """Return the States (2 B, …) that windows start in and bootstrap from: those of the records, or final ones."""
+        """Return the States (2 B, …) where windows start, then those they bootstrap from: from records, or final States."""
         size = len(window.row)
         truncated = torch.cat([torch.zeros_like(window.truncated), window.truncated])
         final_place = torch.cat([torch.zeros_like(window.final_place), window.final_place])
@@ -184,7 +185,7 @@ class HostReplay(Replay):
         return states
 
     def _frame_index(self, window: Window, records: _Records) -> Tensor:
-        """Return which of the unpacked frames are shown at the start of each window, and at its end: (2 B, frames)."""
+        """Return the indices (2 B, frames) of the unpacked frames shown at the start of each window, then at its end."""
         row, truncated, length = window.row, window.truncated, window.last_row - window.row + 1
         frames = self.ring.frames
         before_start = frames - 1  # unpacked frames before a window's start
@@ -201,7 +202,7 @@ class HostReplay(Replay):
     # ------------------------------------------------------------------------------------------------------ on the host
 
     def before_iteration(self) -> None:
-        """Put this iteration's batches into the inbox."""
+        """Copy this iteration's batches into the inbox."""
         self.transfer.fetch(self.iteration)
 
     def after_iteration(self) -> None:
@@ -214,9 +215,9 @@ class HostReplay(Replay):
         self.transfer.flush(self.iteration)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors for checkpoints, after storing all rows under way.
+        """Return the tensors for checkpoints, after storing all rows in transit.
 
-        Records in a file are not part of them: the checkpoint is only complete together with that file.
+        Records in a file are not included: the checkpoint is only complete together with that file.
         """
         self.flush()
         named = self.finals.tensors() | self.ring.tensors()
@@ -225,21 +226,21 @@ class HostReplay(Replay):
         return named | ({"records": self.storage.records} if self.storage.saved_in_checkpoints else {})
 
     def adapt(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors in the layout of today.
+        """Return a checkpoint's tensors converted to the current layout.
 
-        If the batch size has changed, batches under way are marked to be drawn again.
+        If the batch size has changed, batches in transit are marked to be drawn again.
         """
         fits = all(saved[f"drawn.{k}"].shape == x.shape for k, x in self.drawn.items() if f"drawn.{k}" in saved)
         redraw = {f"drawn.{name}": torch.full_like(table, _REDRAW) for name, table in self.drawn.items()}
         saved = dict(saved) | ({} if fits else redraw)
-        if "records" in saved:  # fields as they were when the checkpoint was written: final States have the same
+        if "records" in saved:  # final States show the fields as they were when the checkpoint was written
             finals = {name.removeprefix("finals."): x for name, x in saved.items() if name.startswith("finals.")}
             earlier = RowLayout({f"states.{name}": (x.shape[1:], x.dtype) for name, x in finals.items()} | STEP_FIELD)
             saved["records"] = self.layout.convert(saved["records"], earlier)
         return saved
 
     def loaded(self) -> bool:
-        """Find out which rows the storage lost, then deliver again the batches that were under way."""
+        """Determine which rows the storage lost and redeliver the batches in transit; return False if cleared instead."""
         self.iteration = self.transfer.delivered = int(self.written)
         self._begin_history(self.iteration)
         stored = min(self.iteration, self.rows)
@@ -266,7 +267,7 @@ class HostReplay(Replay):
         return True
 
     def _redraw(self) -> None:
-        """Draw other batches in place of those that were under way."""
+        """Draw new batches in place of those in transit."""
         for slot in range(SLOTS):
             for number in range(self.batches):
                 draw = self._draw(random.fold(self.key, -1 - slot * self.batches - number))
@@ -277,7 +278,7 @@ class HostReplay(Replay):
         self.finals.forget(lost)
 
     def interrupt(self) -> bool:
-        """Clear the memory: the endings of rows under way can no longer be changed."""
+        """Clear the memory and return False: the endings of rows in transit can no longer be changed."""
         self.clear()
         return False
 
@@ -290,7 +291,7 @@ class HostReplay(Replay):
         self._begin_history(0)
 
     def _begin_history(self, written: int) -> None:
-        """Tell rows that are written from now on from rows that an earlier course of the run wrote."""
+        """Start a new history, so that rows written from now on are distinguished from those of abandoned histories."""
         self.storage.begin_history(self.histories, written)
         self.histories.copy_(self.storage.histories())
 

@@ -1,13 +1,13 @@
 """In a file of the run folder, for capacities beyond memory; found again when a run continues.
 
-Checkpoints leave the records in the file. A continued run draws the same samples as an uninterrupted one if it ended
-regularly; after a crash, rows overwritten since the checkpoint are not sampled. With CPU environments, which restart with
-new episodes, the memory is filled again.
+Checkpoints leave the records in the file. If the run was stopped regularly, a resumed run draws the same samples as an
+uninterrupted one; after a crash, rows overwritten since the checkpoint are not sampled. With CPU environments, which
+restart with new episodes, the memory is filled again.
 
-The file consists of blocks of rows, see `block_file`. The generation of a block holds two numbers: how many rows had been
-written when the block was committed, so that after a crash each row is known to be present or lost; and the history that
-wrote it, a random number for each time a memory was created, cleared or continued. A checkpoint lists the histories it
-descends from and up to which row, so that rows left by another course of the run are not mistaken for its own.
+The file consists of blocks of rows, see `block_file`. The generation of a block combines two numbers: the rows written
+when the block was committed, from which it is known after a crash whether a row is present or lost; and the history that
+wrote it, a random number drawn each time a memory is created, cleared or resumed. A checkpoint lists the histories it
+descends from, each with its last row, so that rows left by an abandoned history are not mistaken for its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from redline.replay.windows import STEP_FIELD
 LOCATION = Location.DISK
 FILE = "replay.bin"
 FILES = (FILE,)
-_BLOCK_BYTES = 16 << 20  # of a block, about
+_BLOCK_BYTES = 16 << 20  # approximate size of a block
 _PAGE = 4096
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
@@ -39,12 +39,12 @@ _MAX_HISTORIES = 32  # that a checkpoint lists
 
 
 def make(request: ReplayRequest) -> Replay:
-    """Create or open the replay file in `request.folder`."""
+    """Return a replay memory in the file of `request.folder`, which is created if it does not exist."""
     return HostReplay(request, lambda entries, layout: FileRecords(request, entries, layout))
 
 
 def bytes_per_transition(state_bytes: int) -> TransitionBytes:
-    """Estimate one record."""
+    """Return the estimated size of one record."""
     return TransitionBytes(disk=record_bytes(state_bytes, STEP_FIELD))
 
 
@@ -53,7 +53,7 @@ def _new_history() -> int:
 
 
 class FileRecords(RecordStorage):
-    """Records in a memory-mapped file; rows are written in order and committed block by block."""
+    """Records in a memory-mapped file, written in order of rows and committed block by block."""
 
     saved_in_checkpoints = False
 
@@ -66,7 +66,7 @@ class FileRecords(RecordStorage):
         self.rows, row_bytes = entries // num_envs, num_envs * layout.size
         page_rows = _PAGE // math.gcd(
             _PAGE, row_bytes
-        )  # rows that fill whole pages: then blocks have no gaps between them
+        )  # rows that fill whole pages, so that there are no gaps between blocks
         self.block_rows = max(1, min(block_bytes // row_bytes, self.rows // 8) // page_rows) * page_rows
         blocks = -(-self.rows // self.block_rows)
         schema = {"num_envs": num_envs, "rows": self.rows, "fields": layout.describe()}
@@ -80,15 +80,15 @@ class FileRecords(RecordStorage):
             self.file = BlockFile.create(path, blocks=blocks, block_bytes=size, schema=schema)
         self.records: Tensor = self.file.data.view(-1)[: entries * layout.size].view(entries, layout.size)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="replay-commit")
-        self._open_block: int | None = None  # block that is being written
-        self._begun: dict[int, Future[int]] = {}  # blocks emptied ahead of time, with the generations they had
+        self._open_block: int | None = None  # block being written
+        self._begun: dict[int, Future[int]] = {}  # blocks emptied ahead of time -> their previous generations
         self._written = 0  # rows
-        self._commits: list[Future[None]] = []  # under way
+        self._commits: list[Future[None]] = []  # in progress
         self.history = _new_history()
         self._trusted: dict[int, int] = {}  # earlier histories: rows below this number are valid
 
     def before_row(self, row: int) -> None:
-        """Empty the block of this row, if the row is the first that is written to it."""
+        """Empty the block of this row, if the row is the first to be written to it."""
         block = (row % self.rows) // self.block_rows
         if block == self._open_block:
             return
@@ -109,13 +109,13 @@ class FileRecords(RecordStorage):
         self._commits = [commit for commit in self._commits if not commit.done() or commit.result()]
         self._commits.append(self._writer.submit(self.file.commit, block, self._generation(row + 1)))
         self._open_block = None
-        if blocks >= 4:  # empty the one after next already: writing to the disk then delays no row
+        if blocks >= 4:  # empty the block after next in advance, so that no row waits for the disk
             ahead = (block + 2) % blocks
             if ahead not in self._begun:
                 self._begun[ahead] = self._writer.submit(self._begin, ahead)
 
     def flush(self) -> None:
-        """Commit everything written: the open block, and unchanged those that were emptied ahead of time."""
+        """Commit the open block, and restore those that were emptied ahead of time but not written to."""
         self._wait_for_commits()
         for block, begun in self._begun.items():
             if generation := begun.result():
@@ -127,7 +127,7 @@ class FileRecords(RecordStorage):
         self.file.check()
 
     def lost_rows(self, written: int) -> Tensor:
-        """See RecordStorage: rows of blocks that are empty, of another history, or committed at another time."""
+        """Return (rows,) bool, see RecordStorage: rows in blocks that are empty, of another history, or out of date."""
         place = torch.arange(self.rows)
         row = written - 1 - (written - 1 - place) % self.rows
         valid_below = {self.history: written} | self._trusted
@@ -143,7 +143,7 @@ class FileRecords(RecordStorage):
         self._trusted = {number: min(limit, written) for number, limit in pairs if number} if written else {}
 
     def histories(self) -> Tensor:
-        """Return (32, 2) int64, the present history first; unused places are 0."""
+        """Return (32, 2) int64, the current history first; unused entries are 0."""
         pairs = [(self.history, 1 << 62), *reversed(self._trusted.items())][:_MAX_HISTORIES]
         return torch.tensor(pairs + [(0, 0)] * (_MAX_HISTORIES - len(pairs)))
 
@@ -151,7 +151,7 @@ class FileRecords(RecordStorage):
         return self.history << _ROW_BITS | written
 
     def _wait_for_commits(self) -> None:
-        """Wait for all work in the background and raise its errors."""
+        """Wait for all background work and raise its errors."""
         commits, self._commits = self._commits, []
         for commit in commits:
             commit.result()

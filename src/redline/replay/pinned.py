@@ -1,6 +1,6 @@
 """In page-locked host memory; batches are copied to the device ahead of time.
 
-Checkpoints hold the whole memory. A continued run draws the same samples as an uninterrupted one, except with CPU
+Checkpoints include the whole memory. A resumed run draws the same samples as an uninterrupted one, except with CPU
 environments: these restart with new episodes, and the memory is filled again.
 """
 
@@ -19,18 +19,18 @@ LOCATION = Location.HOST
 
 
 def make(request: ReplayRequest) -> Replay:
-    """Allocate a memory in page-locked host memory, or in ordinary memory where there is no GPU."""
+    """Return a replay memory in page-locked host memory, or in ordinary memory if there is no GPU."""
     return HostReplay(request, lambda entries, layout: PinnedRecords(request, entries, layout))
 
 
 def bytes_per_transition(state_bytes: int) -> TransitionBytes:
-    """Estimate one record, and its copy while a checkpoint is written."""
+    """Return the estimated size of one record, and of its copy while a checkpoint is written."""
     size = record_bytes(state_bytes, STEP_FIELD)
     return TransitionBytes(host=size, snapshot=size)
 
 
 class PinnedRecords(RecordStorage):
-    """Records in page-locked memory, which a GPU copies without the processor; in ordinary memory where that fails."""
+    """Records in page-locked memory, which a GPU copies without the CPU; in ordinary memory if that fails."""
 
     def __init__(self, request: ReplayRequest, entries: int, layout: RowLayout) -> None:
         self.records = page_locked_zeros(

@@ -13,10 +13,10 @@ def planes_kernel(
     board, first, second, index, planes, size,
     words: tl.constexpr, block: tl.constexpr, tile: tl.constexpr, each: tl.constexpr,
 ):  # fmt: skip
-    """Write three planes of `words` int32 for each of `size` places: the board, and a one at each of two cells.
+    """Write three planes of `words` int32 for each of `size` observations: the board, and a one at each of two cells.
 
     board (entries, words) int32; first, second (entries,): number of the cell, -1 for none; index (size,) int64. A word holds
-    `each` cells. A program makes `tile` observations, `block` is the power of two from `words` on.
+    `each` cells. A program makes `tile` observations; `block` is the smallest power of two that is at least `words`.
     """
     sample = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     exists = sample < size
@@ -34,7 +34,7 @@ def planes_kernel(
 
 @triton.jit
 def _mark(cell, word, each: tl.constexpr):
-    """Return words with a one at a cell: none where the cell is -1, which is in word -1."""
+    """Return words with a one at a cell; no word has one if the cell is -1, which lies in word -1."""
     bits: tl.constexpr = 32 // each
     shift: tl.constexpr = each // 2  # each is 1, 2 or 4: a power of two
     one = tl.full((1, 1), 1, tl.int32) << ((cell & (each - 1)) * bits)

@@ -2,8 +2,8 @@
 
 A priority is a number of units, 1 to 2**31 - 1, in an int32 leaf; a leaf of 0 is never drawn. A node is the int64 sum of
 its 16 children and is recomputed from them whenever one changes. Integer sums do not depend on the order of addition, so
-they never drift, are equal on every device, and a draw below the total always ends at a leaf above 0. The tree ends at a
-level with some ten thousand nodes: summing them up again for every batch is faster than keeping more levels up to date.
+they never drift, are equal on every device, and a draw below the total always ends at a leaf above 0. The top level has
+some ten thousand nodes: summing them for every batch is faster than keeping more levels up to date.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch.nn import functional as F
 from redline.core import random
 
 CHILDREN = 16
-UNIT = 1 << 16  # units of a priority of 1: priorities are distinguished from 1/65536 to 32767
-TOP = 1 << 16  # most nodes of the top level
+UNIT = 1 << 16  # units of a priority of 1: priorities from 1/65536 to 32767 can be represented
+TOP = 1 << 16  # largest number of nodes in the top level
 _MAX_UNITS = 2.0**31 - 128  # the largest float32 that an int32 can hold
 _ROW = 256
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """Return a batch (B,) as rows of 256, or as one row where that is impossible, to be reduced in two steps.
+    """Return a batch (B,) as rows of 256, or as one row if B is no multiple of that, to be reduced in two steps.
 
     The compiler reduces a single vector with few blocks of a GPU, eight for 65,536 samples, however much has to be gathered
-    and computed for each of them. In two steps, over rows and then over their results, it uses all of them.
+    and computed for each sample. In two steps, over rows and then over their results, it uses the whole GPU.
     """
     return x.view(-1, _ROW if x.shape[0] % _ROW == 0 else x.shape[0])
 
 
 class Priorities:
-    """Priorities of the places 0 to `size` - 1."""
+    """Sum tree with the priorities of places 0 to `size` - 1."""
 
     def __init__(self, size: int, device: torch.device, top: int = TOP) -> None:
         self.size, self.device = size, device
@@ -51,7 +51,7 @@ class Priorities:
         return 4 * size + 8 * size // (CHILDREN - 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything for checkpoints, by name."""
+        """Return the tensors for checkpoints, by name."""
         return {"highest": self.highest} | {f"level{k}": x for k, x in enumerate(self.levels)}
 
     def clear(self) -> None:
@@ -62,14 +62,14 @@ class Priorities:
 
     @property
     def total(self) -> Tensor:
-        """Sum of all leaves, () int64."""
+        """Sum of all priorities in units, () int64."""
         return self.levels[-1].sum(dtype=torch.int64)
 
     def draw(self, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return places drawn in proportion to their priorities, and their units, each (count,) int64. key () int32.
 
-        Sampling is stratified: the total is split into `count` equal parts and one place is drawn from each. With a total
-        of 0 the places are meaningless and their units are 0.
+        Sampling is stratified: the total is split into `count` equal parts and one place is drawn from each. If the total
+        is 0, the places are meaningless and their units are 0.
         """
         tree = [*self.levels, *self._levels_above()]
         cumulative = tree[-1].cumsum(0, dtype=torch.int64)
@@ -95,7 +95,7 @@ class Priorities:
         return place, self.levels[0][place].to(torch.int64)
 
     def _levels_above(self) -> list[Tensor]:
-        """Return two more levels, unless the top one has few nodes: a GPU computes a long cumulative sum in one block."""
+        """Return two more levels if the top one has many nodes: a GPU computes a long cumulative sum in a single block."""
         top, group = self.levels[-1], CHILDREN * CHILDREN
         if len(top) <= group:
             return []
@@ -103,7 +103,7 @@ class Priorities:
         return [nodes.view(-1, count).sum(1, dtype=torch.int64) for count in (CHILDREN, group)]
 
     def set(self, place: Tensor, units: Tensor) -> None:
-        """Set the units (M,) int32 of places (M,) int64. A place that occurs twice must have the same units twice."""
+        """Set the units (M,) int32 of places (M,) int64. Duplicate places must have equal units."""
         self.levels[0].index_copy_(0, place, units)
         self._update_sums(torch.div(place, CHILDREN, rounding_mode="floor"))
 
@@ -117,7 +117,7 @@ class Priorities:
         self._update_sums(torch.minimum(first_parent + offset, last_parent))
 
     def _update_sums(self, node: Tensor) -> None:
-        """Recompute the given nodes (M,) of the level above the leaves, and all nodes above them."""
+        """Recompute the given nodes (M,) of the level above the leaves, and all their ancestors."""
         for child, parent in zip(self.levels, self.levels[1:], strict=False):
             parent.index_copy_(0, node, child.view(-1, CHILDREN)[node].sum(1, dtype=torch.int64))
             node = torch.div(node, CHILDREN, rounding_mode="floor")
@@ -125,8 +125,8 @@ class Priorities:
     def units(self, td_errors: Tensor, alpha: float) -> Tensor:
         """Return the units (M,) int32 of TD errors (M,), |error| ** alpha, and raise `highest` to the largest of them.
 
-        Errors of 0, too small to distinguish, or NaN give 1 unit; infinite ones give the most units there are. Errors that
-        are not finite do not change `highest`. With alpha 0 all finite errors are equal.
+        Errors that are 0, NaN or too small to represent give 1 unit; infinite errors give the maximum. Non-finite errors
+        do not change `highest`. With alpha 0, all finite errors give the same units.
         """
         powers = torch.nan_to_num(td_errors.to(torch.float32).abs().pow(alpha) * UNIT, nan=1.0)
         units = powers.clamp(1.0, _MAX_UNITS).to(torch.int32)

@@ -1,11 +1,11 @@
 """The ring of rows that every replay kind is organised as: where transitions are, and which of them are drawn.
 
             env 0   env 1   …   env N-1
-    row t     o       o           o       A row holds one step of all environments. The row after it holds their next
-    row t+1   o       o           o       States, so each State is stored once.
+    row t     o       o           o       A row holds one step of all environments. The next row holds their next
+    row t+1   o       o           o       States, so each State is stored only once.
 
-Rows are numbered by when they were written, from 0; row t is stored in place t % rows of the ring. Storage is not part
-of the ring: the same ring draws the same transitions whatever holds their contents.
+Rows are numbered in the order they are written, from 0; row t is stored at place t % rows of the ring. Storage is not part
+of the ring: it draws the same transitions wherever their contents are stored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Draw(NamedTuple):
 
     row: Tensor  # number of the row
     env_index: Tensor
-    units: Tensor | None  # priority; None: drawn uniformly
+    units: Tensor | None  # priority in units, see `priority`; None: drawn uniformly
 
 
 class ReplayRing:
-    """Index arithmetic, sampling and priorities of a ring. All numbers are tensors: nothing waits for the host."""
+    """Index arithmetic, sampling and priorities of a ring. All counters are tensors: nothing synchronises with the host."""
 
     def __init__(self, request: ReplayRequest, reserved_rows: int = 0) -> None:
-        """`reserved_rows` of the oldest rows are stored but never drawn."""
+        """`reserved_rows`: the number of oldest rows that are stored but never drawn."""
         self.num_envs, self.device = request.num_envs, request.device
         self.n_step, self.alpha, self.reserved_rows = request.n_step, request.alpha, reserved_rows
         self.frames = request.rules.game.spec(request.rules.config).frames
@@ -50,22 +50,22 @@ class ReplayRing:
 
     @property
     def size(self) -> int:
-        """Transitions that fit."""
+        """Capacity in transitions."""
         return self.rows * self.num_envs
 
     def slot(self, row: Tensor, env_index: Tensor) -> Tensor:
-        """Return where transitions are stored, from 0 to size - 1. row and env_index broadcast."""
+        """Return the slots of transitions, from 0 to size - 1. row and env_index broadcast."""
         slot: Tensor = (row % self.rows) * self.num_envs + env_index
         return slot
 
     def row_slots(self, row: Tensor) -> Tensor:
-        """Return the slots (N,) of one row () of all environments."""
+        """Return the slots (N,) of row () int64 for all environments."""
         return self.slot(row, torch.arange(self.num_envs, device=self.device))
 
     def advance(self) -> None:
-        """Count a row that was just stored, and update which rows can be drawn."""
+        """Count a row just stored, and update which rows can be drawn."""
         if self.priorities is not None:
-            # The oldest row can no longer be drawn; the row of n steps ago can from now on, with the highest priority.
+            # The oldest row can no longer be drawn; the row of n steps ago can, from now on, with the highest priority.
             oldest = ((self.written + self.frames - 1 + self.reserved_rows) % self.rows) * self.num_envs
             self.priorities.set_span(oldest, self.num_envs, torch.zeros_like(self.priorities.highest))
             complete = self.written - self.n_step
@@ -74,20 +74,20 @@ class ReplayRing:
         self.written += 1
 
     def draw(self, key: Tensor, size: int) -> Draw:
-        """Draw the starts of `size` samples, by priority if there are priorities. key () int32."""
+        """Return the starts of `size` samples, drawn by priority if there are priorities, else uniformly. key () int32."""
         return self.draw_uniformly(key, size) if self.priorities is None else self.draw_by_priority(key, size)
 
     def draw_uniformly(self, key: Tensor, size: int) -> Draw:
-        """Draw uniformly from the rows whose n-step window and frames are all stored."""
+        """Return `size` transitions drawn uniformly from the rows with a complete n-step window and frame stack."""
         number = torch.arange(size, device=self.device)
-        # The last n rows are excluded: the row that a full window bootstraps from is not written yet.
+        # The last n rows are excluded: the row that their windows bootstrap from is not written yet.
         first = (self.written - self.rows + self.frames - 1 + self.reserved_rows).clamp(min=0)
         offset = random.below(random.bits(key, 2 * number), self.written - self.n_step - first)
         env_index = random.below(random.bits(key, 2 * number + 1), self.num_envs)
         return Draw(first + offset, env_index, None)
 
     def draw_by_priority(self, key: Tensor, size: int) -> Draw:
-        """Draw in proportion to the priorities."""
+        """Return `size` transitions drawn in proportion to their priorities."""
         assert self.priorities is not None
         slot, units = self.priorities.draw(key, size)
         place = torch.div(slot, self.num_envs, rounding_mode="floor")
@@ -95,7 +95,7 @@ class ReplayRing:
         return Draw(newest - (newest - place) % self.rows, slot - place * self.num_envs, units)
 
     def weigh(self, batch: Batch, draw: Draw, beta: Tensor | float) -> Batch:
-        """Add places and importance weights to samples drawn by priority; leave uniform samples as they are."""
+        """Return a batch drawn by priority with places and importance weights added; a uniform batch unchanged."""
         if self.priorities is None:
             return batch
         assert draw.units is not None
@@ -117,12 +117,12 @@ class ReplayRing:
         self.priorities.set(slot, torch.where(stored, units, present))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state of the ring for checkpoints."""
+        """Return the tensors for checkpoints, by name."""
         priorities = {} if self.priorities is None else self.priorities.tensors()
         return {"written": self.written} | {f"priorities.{name}": x for name, x in priorities.items()}
 
     def clear(self) -> None:
-        """Make the ring empty."""
+        """Empty the ring."""
         self.written.zero_()
         if self.priorities is not None:
             self.priorities.clear()

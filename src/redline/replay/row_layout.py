@@ -13,13 +13,13 @@ _ALIGNMENT = 16
 
 
 def record_bytes(other_bytes: int, fields: Mapping[str, Shape]) -> int:
-    """Return the size of a record of `fields` and of `other_bytes` besides."""
+    """Return the size in bytes of a record of `fields` plus `other_bytes`, aligned."""
     size = other_bytes + sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in fields.values())
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class RowLayout:
-    """Offsets of the fields in a record: wide types first, so that each is aligned."""
+    """Offsets of the fields in a record, wide types first so that every field is aligned."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = dict(sorted(shapes.items(), key=lambda field: (-field[1][1].itemsize, field[0])))
@@ -38,7 +38,7 @@ class RowLayout:
         return words.unflatten(1, shape) if shape else words[:, 0]
 
     def words(self, records: Tensor, name: str) -> Tensor:
-        """Return a view (M, W) of one field of contiguous records (M, size) uint8, as integers as wide as its place allows.
+        """Return a view (M, W) of one field of contiguous records (M, size) uint8, as the widest integers that fit.
 
         Compilers copy single bytes slowly.
         """
@@ -47,35 +47,35 @@ class RowLayout:
         return records.view(word)[:, first : first + self.bytes_of(name) // word.itemsize]
 
     def to_words(self, entries: Tensor, name: str) -> Tensor:
-        """Return entries (M, …) of a field as `words` (M, W)."""
+        """Return entries (M, …) of a field as integers (M, W), see `words`."""
         return entries.contiguous().view(len(entries), -1).view(self._word_type(name))
 
     def from_words(self, words: Tensor, name: str) -> Tensor:
-        """Return words (…, W) of a field as its entries."""
+        """Return the entries (…) of a field from words (…, W): the inverse of `to_words`."""
         shape, dtype = self.shapes[name]
-        # The compiler of torch 2.11 gives a gathered column of single words a stride that cannot be viewed in another type.
+        # The compiler of torch 2.11 gives a gathered column of single words a stride that cannot be viewed as another type.
         rows = (words.flatten() if words.shape[-1] == 1 else words).contiguous()
         return rows.view(dtype).view(*words.shape[:-1], *shape)
 
     def _word_type(self, name: str) -> torch.dtype:
-        """Return the widest type of integers that a field of any record consists of."""
+        """Return the widest integer dtype that fits the size and the offset of a field."""
         size, offset = self.bytes_of(name), self.offsets[name]
         return next(word for word in _WORDS if size % word.itemsize == 0 == offset % word.itemsize)
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of one field of a record."""
+        """Return the size of a field in bytes."""
         shape, dtype = self.shapes[name]
         return torch.Size(shape).numel() * dtype.itemsize
 
     def convert(self, records: Tensor, earlier: RowLayout) -> Tensor:
-        """Return records (M, earlier.size) uint8 in this layout: the bytes of each field, then zeros if it has grown."""
+        """Return records (M, earlier.size) uint8 converted to this layout; a field that has grown is padded with zeros."""
         known = earlier.offsets.keys() == self.offsets.keys() and records.shape[1] == earlier.size
         if (
             not known
             or earlier.offsets == self.offsets
             or any(earlier.bytes_of(x) > self.bytes_of(x) for x in self.shapes)
         ):
-            return records  # whoever copies them names the difference
+            return records  # copying them will report the difference
         converted = records.new_zeros(len(records), self.size)
         for name in earlier.shapes:
             first, size = earlier.offsets[name], earlier.bytes_of(name)
@@ -83,5 +83,5 @@ class RowLayout:
         return converted
 
     def describe(self) -> dict[str, list[object]]:
-        """Return shape and dtype of every field as JSON values."""
+        """Return the shape and dtype of every field as JSON-compatible values."""
         return {name: [list(shape), str(dtype)] for name, (shape, dtype) in self.shapes.items()}

@@ -4,7 +4,7 @@
     HostTransfer          │ copy ─► host row ─► records ─► gather ─► host batch ─► copy │   by a worker thread
     DirectTransfer        └ copy ─► records ─► gather by the device itself ─────────────┘   page-locked records only
 
-There are SLOTS of these buffers, so a batch may be under way for AHEAD iterations before the learner waits for it.
+There are SLOTS of these buffers, so a batch may be in transit for AHEAD iterations before the learner waits for it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from redline.replay.record_storage import RecordStorage
 
 Notify = Callable[[str], None]
 AHEAD = 3  # iterations between drawing a batch and learning from it
-SLOTS = AHEAD + 1  # batches and rows under way
-# The most bytes of records that a device gathers from by itself. On an H200 a gather of 32,768 records took 0.28 ms from
-# 0.4 GB but 1.5 ms from 12.8 GB, where a thread of the host needs 0.6 ms: addresses are translated page by page.
+SLOTS = AHEAD + 1  # batches and rows in transit
+# Largest size of records that a device gathers from directly. On an H200 a gather of 32,768 records took 0.28 ms from
+# 0.4 GB but 1.5 ms from 12.8 GB, where a host thread needs 0.6 ms: addresses are translated page by page.
 _DIRECT_BYTES = 1 << 30
 
 
 def page_locked_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, notify: Notify, pin_memory: bool = True
 ) -> Tensor:
-    """Return zeros in page-locked host memory for a CUDA device; in ordinary memory, with a message, where that fails.
+    """Return zeros in page-locked host memory for a CUDA device; in ordinary memory, with a message, if that fails.
 
-    pin_memory: False for ordinary memory in any case.
+    pin_memory: False: always use ordinary memory.
     """
     if device.type == "cuda" and pin_memory:
         try:
@@ -53,15 +53,15 @@ def _first_line(error: BaseException) -> str:
 
 
 class TransferSpec(NamedTuple):
-    """The buffers on the device that a transfer reads and fills."""
+    """Device buffers that a transfer reads and fills."""
 
     row: Tensor  # (N, size) uint8: records of the newest row, to be stored
-    places: Tensor  # (batches, W) int64: which records to deliver
-    inbox: Tensor  # (batches, W, size) uint8: the records delivered
+    places: Tensor  # (batches, W) int64: records to deliver
+    inbox: Tensor  # (batches, W, size) uint8: delivered records
 
 
 class _Slot(NamedTuple):
-    """Buffers for one row on its way out and one iteration's batches on their way in."""
+    """Buffers for one outgoing row and one iteration's incoming batches."""
 
     row: Tensor
     places: Tensor
@@ -70,7 +70,7 @@ class _Slot(NamedTuple):
 
 
 class HostTransfer:
-    """Transfers by a thread of the host, or in the calling thread where there is no GPU to wait for."""
+    """Transfers by a host thread, or in the calling thread if there is no GPU to wait for."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class HostTransfer:
             self._out, self._in = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
             self._sent, self._ready, self._used = ([torch.cuda.Event() for _ in range(SLOTS)] for _ in range(3))
         self._slots = [self._make_slot(notify) for _ in range(SLOTS)]
-        self.waited = 0.0  # seconds the host waited for the worker; no loss while the device still has work
+        self.waited = 0.0  # seconds that the host waited for the worker; costs nothing while the device still has work
         self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # before and after the device's waits
         self.delivered = 0  # iterations whose row is stored and whose batches are delivered
         self._progress = threading.Condition()
@@ -104,7 +104,7 @@ class HostTransfer:
         return _Slot(row, places, inbox, torch.zeros_like(self.spec.inbox) if self._cuda else inbox)
 
     def fetch(self, iteration: int) -> None:
-        """Put the batches of an iteration into the inbox and make the outbox free; wait only if the transfer is late."""
+        """Copy the batches of an iteration into the inbox and free the outbox; wait only if the transfer is late."""
         self._raise()
         if self._cuda and iteration:  # the previous row must have left before the next is written
             torch.cuda.current_stream().wait_event(self._sent[(iteration - 1) % SLOTS])
@@ -128,7 +128,7 @@ class HostTransfer:
         self._submit(iteration, True)
 
     def resend(self, iteration: int, places: Tensor) -> None:
-        """Deliver the records at `places` (batches, W) for an earlier iteration whose row is stored already."""
+        """Deliver the records at `places` (batches, W) for an earlier iteration, of which the row is already stored."""
         self._slots[iteration % SLOTS].places.copy_(places)
         self._submit(iteration, False)
 
@@ -157,20 +157,20 @@ class HostTransfer:
         while (job := self._jobs.get()) is not None:
             try:
                 self._handle(*job)
-            except BaseException as error:  # raised where the learner waits, see `wait`
+            except BaseException as error:  # `wait` raises it in the learner's thread
                 with self._progress:
                     self._failure = error
                     self._progress.notify_all()
                 return
 
     def _handle(self, iteration: int, has_row: bool) -> None:
-        """Store the row of an iteration, then gather and send the batches drawn after it."""
+        """Store the row of an iteration if it has one, then gather and send the batches drawn after it."""
         reach("replay.write")
         slot = iteration % SLOTS
         buffers = self._slots[slot]
         if self._cuda:
             self._sent[slot].synchronize()
-            self._ready[slot].synchronize()  # until the batches gathered there before have left
+            self._ready[slot].synchronize()  # wait until the batches previously gathered there have left
         if has_row:
             self.storage.before_row(iteration)
             self._row_of(self.storage.records, iteration).copy_(buffers.row)
@@ -206,7 +206,7 @@ class HostTransfer:
         self.timed.append((start, end))
 
     def wait(self, iterations: int) -> None:
-        """Wait until so many iterations are delivered; raise the failure that stopped the worker."""
+        """Wait until `iterations` are delivered; raise the failure if the worker has stopped."""
         if self.delivered >= iterations:
             return
         started = time.perf_counter()
@@ -220,24 +220,24 @@ class HostTransfer:
             raise self._failure
 
     def flush(self, iterations: int) -> None:
-        """Wait until so many rows are stored, durably if the storage is a file."""
+        """Wait until the rows of `iterations` are stored, durably if the storage is a file."""
         self.wait(iterations)
         self.storage.flush()
 
     def close(self) -> None:
-        """Stop the worker."""
+        """Stop the worker and wait for copies in progress."""
         if self._worker is not None:
             self._jobs.put(None)
             self._worker.join()
             self._worker = None
-        if self._cuda:  # no copy under way may write to memory that is released
+        if self._cuda:  # no copy in progress may write to released memory
             with suppress(RuntimeError):
                 self._out.synchronize()
                 self._in.synchronize()
 
 
 class DirectTransfer(HostTransfer):
-    """Transfers by the device itself, which writes and reads page-locked records over the bus on a stream of its own."""
+    """Transfers by the device, which writes and reads page-locked host records directly, on its own streams."""
 
     def __init__(self, storage: RecordStorage, spec: TransferSpec, rows: int, notify: Notify) -> None:
         super().__init__(storage, spec, rows, notify, threaded=False)
@@ -249,7 +249,7 @@ class DirectTransfer(HostTransfer):
         return _Slot(row, places, inbox[:0], inbox)
 
     def _copy_out(self, slot: int) -> None:
-        self._out.wait_event(self._ready[slot])  # until the previous content of the slot has been read
+        self._out.wait_event(self._ready[slot])  # wait until the previous content of the slot has been read
         super()._copy_out(slot)
 
     def resend(self, iteration: int, places: Tensor) -> None:
@@ -272,19 +272,19 @@ class DirectTransfer(HostTransfer):
         self.delivered = iteration + 1
 
     def flush(self, iterations: int) -> None:
-        """Wait until so many rows are stored."""
+        """Wait until the rows of `iterations` are stored."""
         super().flush(iterations)
         self._in.synchronize()
 
 
 def map_to_device(device: torch.device, host: Tensor) -> Tensor:
-    """Return page-locked bytes (M, size) as a tensor (M, size / 8) int64 that the device reads over the bus.
+    """Return page-locked host bytes (M, size) as a device tensor (M, size / 8) int64 that shares their memory.
 
     size must be a multiple of 8.
     """
     words = host.view(torch.int64)
     description = {"shape": tuple(words.shape), "typestr": "<i8", "data": (words.data_ptr(), False), "version": 2}
-    # The tensor keeps this object, and the object keeps the host memory.
+    # The tensor keeps this object alive, and the object keeps the host memory alive.
     shared = type("Words", (), {"__cuda_array_interface__": description, "words": words})()
     mapped = torch.as_tensor(shared, device=device)
     if mapped.data_ptr() != words.data_ptr():
@@ -300,7 +300,7 @@ def make_transfer(
     threaded: bool | None = None,
     pin_memory: bool = True,
 ) -> HostTransfer:
-    """Return the fastest transfer for these records."""
+    """Return the fastest transfer for the records of `storage`."""
     small = storage.records.nbytes <= _DIRECT_BYTES
     if spec.row.device.type == "cuda" and small and storage.records.is_pinned() and threaded is None:
         try:

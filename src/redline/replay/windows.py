@@ -1,6 +1,6 @@
 """n-step windows: from stored steps and States to the samples a learner gets. Shared by all replay kinds.
 
-A step is stored as two int32 words, side by side so that one read finds both:
+A step is stored as two adjacent int32 words, so that a single read gets both:
 
     word 0   the bits of the reward, float32
     word 1   bits 0-7 action | bits 8-9 ending | bits 10-31 slot of the final State, see `final_states`
@@ -26,13 +26,13 @@ STEP_FIELD: dict[str, Shape] = {"step": ((2,), torch.int32)}
 
 
 class Window(NamedTuple):
-    """n-step windows up to their first ending, without States. Each (B,)."""
+    """n-step windows, each up to its first ending, without States. Each field is (B,)."""
 
     row: Tensor  # int64: first row
     env_index: Tensor  # int64
     last_row: Tensor  # int64
     truncated: Tensor  # bool: the last step truncated the episode
-    final_place: Tensor  # int64: where its final State is; 0 if it was not truncated
+    final_place: Tensor  # int64: index of its final State; 0 if it was not truncated
     action: Tensor  # int64
     reward: Tensor  # float32: discounted sum
     discount: Tensor  # float32: of the value to bootstrap from
@@ -40,19 +40,19 @@ class Window(NamedTuple):
 
 
 def stored_fields(rules: Rules, state: Any) -> dict[str, Shape]:
-    """Return shape and dtype of the fields of State that observations read, and that replay must store."""
+    """Return the shape and dtype, by name, of the fields of State that replay must store: those observations read."""
     return {k: (x.shape[1:], x.dtype) for k, x in state._asdict().items() if k not in rules.game.HIDDEN}
 
 
 def pack_steps(action: Tensor, step: Step, final_slot: Tensor) -> Tensor:
-    """Return the two words (N, 2) int32 of one step. action (N,), final_slot (N,) int32."""
+    """Return one step of N environments as words (N, 2) int32. action (N,), final_slot (N,) int32."""
     ending = step.terminated.to(torch.int32) * TERMINATED + step.truncated.to(torch.int32) * TRUNCATED
     word = action.to(torch.int32) | (ending << 8) | (final_slot << 10)
     return torch.stack([step.reward.view(torch.int32), word], 1)
 
 
 def truncate_steps(word: Tensor) -> Tensor:
-    """Return second words (N,) with TRUNCATED where the episode continued."""
+    """Return the second words (N,) of steps, marked TRUNCATED where the episode continued."""
     return torch.where(ending_of(word) == 0, word | TRUNCATED << 8, word)
 
 
@@ -72,7 +72,7 @@ def final_slot_of(word: Tensor) -> Tensor:
 
 
 class NStepWindows:
-    """Folds stored steps into n-step windows and builds their observations."""
+    """Turns stored steps into n-step windows and builds their observations."""
 
     def __init__(self, rules: Rules, state: Any, ring: ReplayRing, finals: FinalStates, gamma: float | Tensor) -> None:
         spec = rules.game.spec(rules.config)
@@ -82,14 +82,14 @@ class NStepWindows:
             )
         self.rules, self.ring, self.finals, self.gamma = rules, ring, finals, gamma
         self.n_step, self.frames, self.device = ring.n_step, ring.frames, ring.device
-        self.stacked: tuple[str, ...] = getattr(rules.game, "STACKED", ())  # fields of which `frames` are observed
-        # Past States are observed by the row of the action taken, where the game can.
+        self.stacked: tuple[str, ...] = getattr(rules.game, "STACKED", ())  # fields observed as stacks of `frames`
+        # If the game supports it, only the afterstate of the action taken is observed in past States.
         self._observe_afterstate = getattr(rules.game, "observe_afterstate", None) if spec.afterstates else None
         stored = stored_fields(rules, state)
         self._hidden = {name: torch.zeros_like(x[:1]) for name, x in state._asdict().items() if name not in stored}
 
     def fold(self, row: Tensor, env_index: Tensor, steps: Tensor) -> Window:
-        """Return the windows that start at rows and environments (B,) int64, up to their first ending.
+        """Return the windows that start at the given rows and environments (B,) int64, up to their first ending.
 
         steps (B, n, 2) int32 are the stored words of the n rows from `row` on.
         """
@@ -119,24 +119,24 @@ class NStepWindows:
         )
 
     def steps_back(self, starts: Tensor, truncated: Tensor) -> Tensor:
-        """Return how many steps before the newest frame each frame of a stack is, (M, frames), oldest first.
+        """Return how many steps each frame of a stack lies before the newest one, (M, frames), oldest first.
 
-        starts (M, frames - 1) bool: whether the episode starts after the step 1, 2, … before the newest frame.
-        truncated (M,) bool: the newest frame is a final State; the truncation before it is no start.
-        Before an episode's first frame that frame is repeated.
+        starts (M, frames - 1) bool: whether an episode ended at the step 1, 2, … before the newest frame.
+        truncated (M,) bool: the newest frame is a final State; the truncation just before it does not start an episode.
+        An episode's first frame is repeated where earlier frames are missing.
         """
         starts = starts & ~(truncated.unsqueeze(1) & (torch.arange(self.frames - 1, device=self.device) == 0))
         available = (~starts).to(torch.int64).cumprod(1).sum(1)
         return torch.minimum(torch.arange(self.frames - 1, -1, -1, device=self.device), available.unsqueeze(1))
 
     def state(self, stored: dict[str, Tensor]) -> Any:
-        """Return a State (M, …) of the fields that are stored; observations never read the hidden ones, which are 0."""
+        """Return a State (M, …) made from the stored fields; the hidden ones, which observations never read, are 0."""
         size = next(iter(stored.values())).shape[0]
         hidden = {name: x.expand(size, *x.shape[1:]) for name, x in self._hidden.items()}
         return self.rules.game.State(**stored, **hidden)
 
     def observe(self, window: Window, states: dict[str, Tensor]) -> Batch:
-        """Return samples with observations. states (2 B, …): where each window starts, then where each bootstraps from."""
+        """Return a Batch of the windows. states (2 B, …): the States where windows start, then those they bootstrap from."""
         game, config, size = self.rules.game, self.rules.config, window.action.shape[0]
         state = self.state(states)
         following = game.State(*(x[size:] for x in state))
@@ -151,7 +151,7 @@ class NStepWindows:
 
 
 def make_batch(window: Window, obs: Tensor, next_obs: Tensor, next_legal: Tensor | None = None) -> Batch:
-    """Return samples from windows and observations (B, …) of the States where they start and where they bootstrap from."""
+    """Return a Batch of windows with observations (B, …) of the States where they start and which they bootstrap from."""
     return Batch(
         obs=obs,
         action=window.action,
