@@ -103,7 +103,7 @@ class Collector(ABC):
 
     @abstractmethod
     def restart_episodes(self, seed: int, number: int) -> None:
-        """Abandon all episodes and start new ones, which depend on `seed` and `number`."""
+        """Abandon all episodes and start new ones; a new `number` gives episodes that were not played before."""
 
     @abstractmethod
     def close(self) -> None:

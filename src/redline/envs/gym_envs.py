@@ -50,9 +50,9 @@ class GymEnvs:
         """Make `count` environments.
 
         first: index of the first of these environments among those of all processes.
-        backplay: probability that the episode after a lost game starts about `backplay_steps` before the loss, if the
-            game can restore snapshots. It is truncated after BACKPLAY_LENGTH times as many steps, and `episode_over` stays
-            False: only whole games are counted.
+        backplay: probability that an episode starts about `backplay_steps` before the last loss, if the last whole game
+            was lost and the game can restore snapshots. It is truncated after BACKPLAY_LENGTH times as many steps, and
+            `episode_over` stays False: only whole games are counted.
         """
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps, self.first = backplay, backplay_steps, first
