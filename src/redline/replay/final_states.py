@@ -1,4 +1,4 @@
-"""Final States of truncated episodes: what a sample bootstraps from where the next row is another episode's.
+"""Final States of truncated episodes, which samples bootstrap from when the next row belongs to another episode.
 
 Every step's final State is written to the current slot of its environment. Only if the step truncated the episode is it
 kept, and the environment moves on to its next slot. A reused slot belongs to another transition: samples that would need

@@ -1,4 +1,4 @@
-"""The ring of rows that every replay kind is organised as: where transitions are, and which of them are drawn.
+"""The ring of rows underlying every replay kind: where transitions are stored, and which of them are drawn.
 
             env 0   env 1   …   env N-1
     row t     o       o           o       A row holds one step of all environments. The next row holds their next
