@@ -1,4 +1,4 @@
-"""Compare a tensor game with its oracle, step by step, in every environment."""
+"""Compare a tensor game with its oracle in every environment, step by step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_oracle(
 
 
 class _Arrays(NamedTuple):
-    """What is compared of a State of N environments, as arrays (N, …)."""
+    """The compared parts of a State of N environments, as arrays (N, …)."""
 
     state: dict[str, Any]
     obs: Any
@@ -86,7 +86,7 @@ def _compare_shown(ours: _Arrays, env_index: int, player: Any, afterstates: bool
             _expect_same(f"State.{name}", x[env_index], theirs, tolerance, place)
     if hasattr(player, "observe"):
         seen, obs = player.observe(), ours.obs[env_index]
-        if afterstates:  # rows of illegal actions mean nothing
+        if afterstates:  # rows of illegal actions are arbitrary
             rows = [row for row, values in enumerate(seen) if len(values)]
             seen, obs = [seen[row] for row in rows], obs[rows]
         _expect_same("the observation", obs, seen, tolerance, place)
