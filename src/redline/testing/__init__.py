@@ -63,7 +63,7 @@ class Report:
         ]
 
     def lines(self) -> list[str]:
-        """Return the lines of all checks (one if a check passed with all options, else one per failure) and the closing lines."""
+        """Return a line for each check that passed with all options, a line for each failure, and the closing lines."""
         lines = []
         for _, group in itertools.groupby(self.checks, key=lambda check: check.name):
             lines += _lines(list(group))

@@ -238,7 +238,7 @@ CHECKS: dict[str, Callable[[Rules], None]] = {
 
 
 def _check_seen(rules: Rules, record: Record, t: int = -1) -> None:
-    """Check the observations and legal actions of the new State, and of the last one of episodes that ended."""
+    """Check observations and cells of the new State and of the last one of ended episodes, and the new legal actions."""
     game, config, spec = rules.game, rules.config, rules.game.spec(rules.config)
     place = f" at step {t}" if t >= 0 else " after illegal actions"
     for state in [record.envs.game] + ([] if record.step is None else [record.step.final_state]):
