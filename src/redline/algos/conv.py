@@ -33,7 +33,7 @@ class Conv(nn.Module):
     def __init__(
         self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), padding: bool = True
     ) -> None:
-        """board: rows and columns of a board with few channels; (0, 0) where there are many.
+        """board: rows and columns of a board with few channels; (0, 0) if there are many.
 
         padding: surround the board with zeros, so that it keeps its size.
         """

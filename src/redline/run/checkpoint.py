@@ -262,8 +262,8 @@ class Checkpoints:
     def load(self, groups: Collection[str] | None = None) -> Checkpoint | None:
         """Return the newest good checkpoint by step, with all groups or those in `groups`; None if none was ever written.
 
-        Damaged checkpoints are reported and skipped; with the lock, they are moved to `.corrupt-*`. Raises if all are
-        damaged: a run must not start from scratch because its checkpoints did not load.
+        Damaged checkpoints are reported and skipped; with the lock, they are moved to `.corrupt-*`. If all are damaged, raise:
+        a run must not start from scratch because its checkpoints did not load.
         """
         return self._first_good(self._newest_first, groups)
 

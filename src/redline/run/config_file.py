@@ -18,8 +18,8 @@ _NOT_WRITTEN = ("env", "env_options", "algo_options", "phases", "rules_version",
 def plan_to_toml(plan: Plan) -> str:
     """Return every option of a plan as TOML, with the source and reason of each value that is not a mere default.
 
-    Options that are not set, such as an unused budget, are written as comments. So are options that the recipe's curriculum
-    changes: a requested value would remove them from the curriculum.
+    Options that are not set, such as an unused budget, are written as comments. So are options changed by the recipe's
+    curriculum, because a requested value would remove them from it.
     """
     record = plan.describe()
     general = {name: value for name, value in record.items() if name not in _NOT_WRITTEN}

@@ -116,8 +116,8 @@ def check_game(
 ) -> Report:
     """Check a game, given by name or as a module, against the contract and, if there is one, its oracle.
 
-    oracle: an Oracle class, a module that defines one, or its import name. By default the one that belongs to the game:
-        of a built-in game its own, of `catch` the module `catch_oracle` beside it.
+    oracle: an Oracle class, a module that defines one, or its import name. By default the game's own: a
+        built-in game's oracle, or for a module `catch` the module `catch_oracle` next to it.
     compiled: also compare the compiled step with the eager one; needs a C++ compiler and about a minute.
     show: called with the lines of each check as soon as it has run with all options.
 

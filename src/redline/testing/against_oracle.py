@@ -17,10 +17,10 @@ from redline.testing.play import NUM_ENVS, SEED, STEPS, Broken, Record, any_acti
 def check_oracle(
     rules: Rules, oracle: Any, num_envs: int = NUM_ENVS, steps: int = STEPS, tolerance: float = 1e-5
 ) -> None:
-    """Play the same games: State, observation, legal actions, reward, endings and score must agree after every step.
+    """Check that State, observation, legal actions, reward, endings and score match the oracle's after every step.
 
-    Integers are compared exactly, floats within `tolerance`, relative above 1. An oracle may leave out `state`, `observe`
-    and `legal`; they are not compared then. Where the spec masks actions, only legal ones are played.
+    Integers are compared exactly, floats within `tolerance`, relative above 1. An oracle may omit `state`, `observe` and
+    `legal`, which are then not compared. If the spec masks actions, only legal ones are played.
     """
     choose = legal_actions if rules.game.spec(rules.config).masked else any_actions
     records = play(rules, SEED, torch.arange(num_envs), steps, choose)

@@ -117,7 +117,7 @@ def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
     """Return the weights, with the largest matrix in two factors that keep the principal components of its layer's outputs.
 
     A ReLU follows the layer, so a unit's errors are weighted by how often its output is positive in play (an approximation
-    if layer normalisation comes in between). Components have deviation 1, so that no row of the right factor dwarfs others.
+    if layer normalisation comes in between). Components have deviation 1, so that no row of the left factor dwarfs others.
     """
     name = max((name for name in weights if weights[name].dim() == 2), key=lambda name: weights[name].numel())
     weight, bias_name = weights[name], name.removesuffix("weight") + "bias"
