@@ -2,14 +2,14 @@
 
     python bench/agents.py ROW [ROW ...] [--seeds 0,1,2] [--out FILE] [--keep FOLDER] [--together] [-- OPTIONS]
 
-A row is one of ROWS: an environment, the words of `redline train`, and the score it has to reach. Each seed trains alone and
-then plays held-out greedy games. Wall-clock and CPU seconds are those of the training command, start and compilation
-included; the evaluation is a command of its own. Runs are added to an --out file that exists, and seeds that it has are not
-repeated: a table may be made in several calls. --keep writes the best agent of each row to FOLDER/ROW, as
-bench/pack_agent.py takes it. OPTIONS are more options of `redline train`, for all rows.
+A row is one of ROWS: an environment, the words of `redline train`, and the score it must reach. Each seed trains alone and
+then plays held-out greedy games. Wall-clock and CPU seconds cover the training command, including start and compilation; the
+evaluation is a separate command. Runs are added to an existing --out file, and its seeds are not repeated, so a table may be
+made in several calls. --keep writes the best agent of each row to FOLDER/ROW, for bench/pack_agent.py. OPTIONS are more
+options of `redline train`, for all rows.
 
---together trains all of them at the same time, for machines that are lent by the minute, and notes it with each run: a large
-GPU has room for several (`nvidia-cuda-mps-control -d` first, or they take turns). Runs are written as they end.
+--together trains all runs at the same time, for machines rented by the minute, and records this with each run: a large GPU has
+room for several (start `nvidia-cuda-mps-control -d` first, or they take turns). Runs are written as they end.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Row(NamedTuple):
 
     words: str
     title: str  # on the page
-    figure: str  # that is compared: win_rate, score_mean or score_censored of `redline eval --json`, or lowest_win_rate
-    bar: float | None  # it has to reach, where one was set before the first run
+    figure: str  # to compare: win_rate, score_mean or score_censored of `redline eval --json`, or lowest_win_rate
+    bar: float | None  # value to reach, if one was set before the first run
     games: int  # of the evaluation
-    hardware: str = "H200"  # that the bar is meant for
-    max_steps: int = 0  # of the evaluation, where games are too long to be played to their end
+    hardware: str = "H200"  # for which the bar was set
+    max_steps: int = 0  # of the evaluation, if games are too long to be played to the end
 
 
 CORES = "2 CPU cores"
 _UNIFORM = "--env.pieces uniform --env.previews 0"
-# As the recipe reads raw boards by DQN, with wider layers: planes take a hundred times the samples (docs/log.md, 2026-11-19).
+# The recipe's settings for DQN on raw boards, with wider layers: planes take 100 times the samples (docs/log.md, 2026-11-19).
 _PLANES = (
     "--num-envs 4096 --dqn.net columns --dqn.channels 512,512 --dqn.hidden 512 --dqn.gamma 0.98 --dqn.huber 1000 "
     "--dqn.batch-size 4096 --dqn.learning-rate 5e-4 --dqn.learning-rate-end 3e-5 "
@@ -152,13 +152,13 @@ def train(name: str, seed: int, options: list[str], folder: Path) -> dict[str, A
         return run | figures | {"curve": training_curve(folder / "metrics.jsonl")}
     except subprocess.CalledProcessError as error:
         message = f"exit code {error.returncode}"
-    except (OSError, ValueError, LookupError) as error:  # results that cannot be read must not cost those of other runs
+    except (OSError, ValueError, LookupError) as error:  # unreadable results must not lose those of other runs
         message = repr(error)
     return run | {"wall_seconds": time.monotonic() - started, "error": message}
 
 
 def by_level(levels: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the main figures of each level that was played, and the lowest rate of wins; nothing if there is one level."""
+    """Return the main figures of each level and the lowest win rate; empty if there are no levels."""
     if not levels:
         return {}
     main = {name: {key: of[key] for key in ("episodes", "score_mean", "win_rate")} for name, of in levels.items()}
@@ -166,12 +166,12 @@ def by_level(levels: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def machine_of(options: list[str]) -> dict[str, Any]:
-    """Return the description of the machine, or of its processor where options say `--device cpu`."""
+    """Return the description of the machine, or of its processor with `--device cpu`."""
     return describe_machine("cpu" if "cpu" in options else "auto")
 
 
 def redline_json(*words: str) -> tuple[dict[str, Any], float]:
-    """Run a command of Redline; return its JSON and its CPU seconds: beside other work, wall-clock means little."""
+    """Run a Redline command; return its JSON and CPU seconds, since wall-clock means little on a busy machine."""
     command = [sys.executable, "-m", "redline", *words, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -185,7 +185,7 @@ def redline_json(*words: str) -> tuple[dict[str, Any], float]:
 
 
 def training_curve(metrics: Path, points: int = CURVE_POINTS) -> list[dict[str, float]]:
-    """Return at most so many points of a run's games in training, which explore; each a mean over the games in between."""
+    """Return at most `points` points of a run's training games, which explore; each is a mean over the games in between."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines = [line for line in lines if line.get("episodes") and "score" in line]
     won = any(line.get("win_rate") for line in lines)
@@ -200,13 +200,13 @@ def training_curve(metrics: Path, points: int = CURVE_POINTS) -> list[dict[str, 
 
 
 def value(row: dict[str, Any], run: dict[str, Any]) -> float:
-    """Return a run's figure; where no game ended in its evaluation, the lower end of the interval of the score per end."""
+    """Return a run's figure; if no game ended in its evaluation, the lower end of the interval of the score per game over."""
     figure = run[row["figure"]]
     return float(run["score_censored_low"] if figure is None else figure)
 
 
 def summary(row: dict[str, Any]) -> dict[str, float]:
-    """Return IQM and 95 % interval of a row's figure over its seeds, and how many of them reach the bar, if it has one."""
+    """Return IQM and 95 % interval of a row's figure over its seeds, and the number of seeds that reach its bar, if any."""
     values = np.array([value(row, run) for run in row["runs"] if "error" not in run])
     if not len(values):
         return {}
@@ -216,7 +216,7 @@ def summary(row: dict[str, Any]) -> dict[str, float]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write the record with a summary of each row, and each point of a curve on one line."""
+    """Write the record, with a summary of each row and each point of a curve on one line."""
     for row in record["rows"].values():
         row["summary"] = summary(row)
     text = json.dumps(record, indent=1)
@@ -225,7 +225,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def add(row: dict[str, Any], run: dict[str, Any], folder: Path, keep: Path | None) -> None:
-    """Add a run to its row, in place of a failed one of its seed; pack its folder to `keep` if it is the best so far."""
+    """Add a run to its row, replacing a failed one with the same seed; pack its folder to `keep` if it is the best so far."""
     others = [other for other in row["runs"] if other["seed"] != run["seed"]]
     row["runs"] = sorted([*others, run], key=lambda run: run["seed"])
     if keep and "error" not in run:
@@ -278,7 +278,7 @@ def main() -> None:
                 if arguments.out:
                     write(arguments.out, record)
                 shutil.rmtree(folders[name, seed], ignore_errors=True)
-        finally:  # after an exception or Ctrl-C, no more runs are started
+        finally:  # after an exception or Ctrl-C, start no more runs
             workers.shutdown(cancel_futures=True)
     for name in arguments.rows:
         _print_row(name, record["rows"][name])

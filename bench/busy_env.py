@@ -1,6 +1,6 @@
 """A Gymnasium environment whose step computes for a millisecond, about as long as four frames of an emulator.
 
-`gym:busy_env:Busy-v0`, with this folder on the Python path: bench/growth.py measures actor processes with it.
+With this folder on the Python path, it is `gym:busy_env:Busy-v0`. bench/growth.py measures actor processes with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Busy(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        until = time.thread_time() + STEP_SECONDS  # of the processor, however many share it
+        until = time.thread_time() + STEP_SECONDS  # CPU time, however busy the processor is
         while time.thread_time() < until:
             pass
         self.steps += 1

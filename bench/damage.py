@@ -1,11 +1,11 @@
-"""Damage checkpoints and replay files in thousands of ways and open them: damage is detected, and nothing else happens.
+"""Damage checkpoints and replay files in thousands of ways and open them, to verify that all damage is detected.
 
     python bench/damage.py --flips 200 --fuzzed 10000 --out damage.json
 
 Flips change one bit at a random offset of a random file of a checkpoint, or of a replay file. Fuzzing truncates, extends,
-overwrites, shuffles and rewrites. Half of the fuzzed checkpoints are sealed again with matching digests, as an attacker
-would, so that their content is judged and not only their digests. Expected is a StorageError or UserError within ten
-seconds, or exactly the content that was saved; unpickling is forbidden. Sealed checkpoints that load go into a session, too.
+overwrites, shuffles and rewrites. Half of the fuzzed checkpoints get matching digests again, as an attacker would do, so that
+their content is checked and not only their digests. The expected outcome is a StorageError or UserError within ten seconds, or
+exactly the saved content; unpickling is forbidden. Resealed checkpoints that load are also loaded into a session.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SECONDS = 10  # for one file
 
 
 class WrongSuccess(Exception):
-    """Damage was not noticed."""
+    """Damage was not detected."""
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:
@@ -54,7 +54,7 @@ def flip(data: bytes, rng: random.Random) -> bytes:
 
 
 def fuzz(data: bytes, rng: random.Random) -> bytes:
-    """Return the data damaged in one to three ways."""
+    """Return the data with one to three kinds of damage."""
     for _ in range(rng.randint(1, 3)):
         data = fuzz_once(data, rng)
     return data
@@ -95,7 +95,7 @@ class DamagedCheckpoints:
         self.session.close()
 
     def damage(self, change: Callable[[bytes, random.Random], bytes], rng: random.Random, sealed: bool) -> bool:
-        """Damage one file and load the checkpoint; return whether that was noticed."""
+        """Damage one file and load the checkpoint; return whether the damage was detected."""
         shutil.rmtree(self.bad, ignore_errors=True)
         shutil.copytree(self.good, self.bad)
         path = self.bad / rng.choice([name for name in self.names if not sealed or name != "manifest.json"])
@@ -110,7 +110,7 @@ class DamagedCheckpoints:
             if sealed:
                 self.session.load(checkpoint.tensors, checkpoint.state["session"])
                 return False
-        except UserError:  # StorageError is one
+        except UserError:  # StorageError is a subclass
             return True
         if not _same(checkpoint, self.expected):
             raise WrongSuccess(path.name)
@@ -168,7 +168,7 @@ def _same(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def measure(kind: str, flips: int, fuzzed: int, seed: int) -> dict[str, Any]:
-    """Damage files of a kind; return how many flips were detected and how often fuzzed files were refused."""
+    """Damage files of one kind; return the numbers of detected flips and of refused fuzzed files."""
     torch.set_num_threads(1)
     rng, outcomes = random.Random(f"{kind}{seed}"), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +199,7 @@ def measure(kind: str, flips: int, fuzzed: int, seed: int) -> dict[str, Any]:
         "fuzzed_refused": outcomes["fuzz: noticed"],
         "fuzzed_loaded": outcomes[
             "fuzz: loaded"
-        ],  # a change that no reader sees, or valid content that was sealed again
+        ],  # a change that no reader sees, or valid content with matching new digests
         "wrong": wrong,
     }
 

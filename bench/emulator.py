@@ -1,8 +1,8 @@
-"""Redline's emulator against nes-py's, in Super Mario Bros. 1-1: `python bench/emulator.py [--out FILE] [--rounds 5]`.
+"""Compare Redline's emulator with nes-py's in Super Mario Bros. 1-1: `python bench/emulator.py [--out FILE] [--rounds 5]`.
 
-Both play the same buttons from the same state in turn; the best of several rounds counts. Redline's draws a frame only where
-its screen is looked at, nes-py's every frame. Whole steps are those of an actor: four frames, the last of them looked at,
-greyscale and resized to 84x84, with everything around the emulator.
+Both play the same buttons from the same state in turn; the best of several rounds counts. Redline's draws only frames whose
+screen is read, nes-py's every frame. Whole steps are those of an actor: four frames, the last of them read, converted to
+greyscale and resized to 84x84, including everything around the emulator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUTTONS = (128, 129, 130, 131)  # to the right, jumping, running
 
 
 def environment(fast: bool) -> Any:
-    """Return an environment as actors have it, on Redline's emulator and image library, or on nes-py and NumPy."""
+    """Return an environment as used by actors, with Redline's emulator and image library, or with nes-py and NumPy."""
     mario._emulator.cache_clear()
     game = mario.MarioGame("mario:1-1")
     config = game.Config(frame_skip=4, grey=True, size=84, show_action=True)

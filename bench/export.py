@@ -1,8 +1,8 @@
-"""int8 against fp32 as ONNX on this CPU: score, speed, equal choices. `python bench/export.py RUN[@CHECKPOINT]... --out FILE`.
+"""Compare int8 with fp32 in ONNX on this CPU: score, speed, choices. `python bench/export.py RUN[@CHECKPOINT]... --out FILE`.
 
 Each RUN is exported by `redline export --int8`, which plays 1,000 held-out games with both files. Speed is the ratio of the
-fastest calls, made in turn, in several rounds. A convolutional network of the size that the Snake recipe gives a large
-GPU is measured with random weights besides: its speed does not depend on them, and it has no score.
+fastest calls, made in turn, in several rounds. A convolutional network as large as the Snake recipe's for a large GPU is also
+measured, with random weights: its speed does not depend on them, and it has no score.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def scores(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def speeds(agent: Agent, folder: Path) -> dict[str, Any]:
-    """Return sizes of the files, the share of equal choices, and milliseconds and ratios of every round, by batch size."""
+    """Return the files' sizes, the share of equal choices, and milliseconds and ratios of every round, by batch size."""
     files = [folder / "agent.onnx", folder / "agent-int8.onnx"]
     samples = export.collect_samples(agent)
     fp32, int8 = (export.onnx_runner(file)(*samples)[0] for file in files)
@@ -94,7 +94,7 @@ def speeds(agent: Agent, folder: Path) -> dict[str, Any]:
 
 
 def untrained_cnn() -> Agent:
-    """Return a Snake agent with random weights, of the network that a large GPU trains."""
+    """Return a Snake agent with random weights and the network that the recipe chooses for a large GPU."""
     settings = Settings(
         "snake", "ppo", num_envs=8, device="cpu", compile=False, threads=1, env_options={"view": "wrapped"}
     )

@@ -2,8 +2,8 @@
 
     python bench/gpu_use.py --out bench/results/gpu-use-h200.json
 
-Each runs in a process of its own with the settings of the bare command. They compile at the same time; then each one trains
-alone for some seconds, while NVML is asked for the GPU's use, clock and power.
+Each case runs in a separate process with the default settings. All compile at the same time; then each trains alone for some
+seconds, while NVML reports the GPU's use, clock and power.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CASES = [(env, algo) for env in ("snake", "tetris") for algo in ("ppo", "pqn", "
 
 
 def measure(trial: ChildTrial, seconds: float, device: Any) -> dict[str, Any]:
-    """Return the speed of a trial that is ready, and how busy the GPU was meanwhile."""
-    trial.measure(1.0)  # clocks and caches settle
+    """Return the speed of a warmed-up trial, and how busy the GPU was."""
+    trial.measure(1.0)  # let clocks and caches settle
     with GpuSampler(device) as sampler:
         rate = trial.measure(seconds)
     return {"env_steps_per_second": rate.env_steps, "gpu": sampler.means()}
@@ -49,7 +49,7 @@ def main() -> None:
     record: dict[str, Any] = describe_machine(arguments.device) | {"rows": []}
     record["commit"] = arguments.commit or record["commit"]
     lines, ready = [], []
-    for case, trial in trials.items():  # none is measured while others compile or capture
+    for case, trial in trials.items():  # measure only after all have compiled and captured
         try:
             trial.wait_ready(started + arguments.ready_seconds - time.perf_counter())
             ready.append(case)

@@ -1,6 +1,6 @@
-"""An extension of griffe, by which mkdocstrings reads the source.
+"""An extension of griffe, which mkdocstrings uses to read the source.
 
-The comment behind a field describes it, and lines `name: meaning` of a function's docstring become a list.
+A field's trailing comment becomes its description, and lines `name: meaning` of a function's docstring become a list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _lines(path: Path) -> list[str]:
 
 class Comments(griffe.Extension):
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Take the comment of a class's field for its docstring, if it has none."""
+        """Use a class field's comment as its docstring if it has none."""
         if attr.docstring or attr.lineno is None or not attr.parent or not attr.parent.is_class:
             return
         assert isinstance(attr.filepath, Path)

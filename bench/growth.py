@@ -1,14 +1,14 @@
-"""How cost and memory grow with games, board, replay capacity, network width and actor processes.
+"""Measure how cost and memory grow with games, board, replay capacity, network width and actor processes.
 
     python bench/growth.py --out growth.json                      (all parts, on the GPU if there is one)
     python bench/growth.py --only games --only width --device cpu --out growth.json
 
-Every point runs in a process of its own. Processes compile side by side (--jobs), then measure one after the other while all
-others wait. A point that fails or takes too long is recorded as failed. The file is written after every point; parts that are
-not measured keep the rows that the file has. bench/plot_growth.py draws the plots.
+Every point runs in a separate process. Processes compile in parallel (--jobs), then measure one after another while the others
+wait. A point that fails or takes too long is recorded as failed. The file is written after every point; parts that are not
+measured keep their rows in the file. bench/plot_growth.py draws the plots.
 
-On a CPU, one thread works and the clock is the processor time of the process: other work on the machine hardly changes it. Only
-actor processes are measured by the time of day.
+On a CPU, one thread works and time is the CPU time of the process, which other work on the machine hardly affects. Only actor
+processes are measured in wall-clock time.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from redline.tools.bench_collect import measure_envs, train
 from redline.tools.bench_figures import Figure, shown, summarize
 from redline.tools.bench_replay import ALPHA, Loop
 
-Point = dict[str, Any]  # part, curve, x; measure: a name in MEASURES; and what that function reads
+Point = dict[str, Any]  # part, curve, x; measure: a name in MEASURES; and the inputs of that function
 Result = dict[str, Any]  # speed: a Figure, per second; bytes_each: of a game or transition; and more
-Measurement = Callable[[float], Result]  # measures for so many seconds in all
+Measurement = Callable[[float], Result]  # total seconds to measure -> result
 
 PARTS = ("games", "boards", "capacity", "width", "actors")
 READY = "ready to measure"
 REPEATS = 5
 ROWS = 64  # of the replay memory, per game, in training
-WARM_UP = 12  # iterations of training: compilation, the first learning, capture
+WARM_UP = 12  # iterations of training, for compilation, the first updates and capture
 ACTOR_ENVS = 64  # environments of all actors together
 BUSY = "gym:busy_env:Busy-v0"
 
@@ -98,7 +98,7 @@ def _dqn(part: str, curve: str, x: int, options: dict[str, int], games: int, wid
     return point | {"width": width}
 
 
-# ---- measuring, in a process per point: each function prepares everything and returns what measures it
+# ---- measuring, in one process per point: each function prepares everything and returns the function that measures
 
 
 def alone(point: Point, device: torch.device, compiles: bool) -> Measurement:
@@ -112,7 +112,7 @@ def alone(point: Point, device: torch.device, compiles: bool) -> Measurement:
 
 
 def dqn(point: Point, device: torch.device, compiles: bool) -> Measurement:
-    """Return the measurement of DQN with as many gradient samples as steps: environment steps per second."""
+    """Return the measurement of DQN with one gradient sample per step: environment steps per second."""
     games, width = point["games"], point["width"]
     options = {"net": "mlp", "hidden": (width, width), "n_step": 1, "learning_starts": 0, "batch_size": games}
     settings = Settings(
@@ -140,7 +140,7 @@ def dqn(point: Point, device: torch.device, compiles: bool) -> Measurement:
 
 
 def _per_game(speed: Figure, games: int, held: int | None) -> Result:
-    """Return a result with bytes per game: those held between steps, and on a GPU the most that were allocated."""
+    """Return a result with bytes per game: those held between steps and, on a GPU, the peak allocated."""
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
     return {
         "speed": speed,
@@ -184,9 +184,9 @@ def replay_memory(point: Point, device: torch.device, compiles: bool) -> Measure
 
 
 def actors(point: Point, device: torch.device, compiles: bool) -> Measurement:
-    """Return the measurement of PPO fed by actor processes: steps per second, beside those of the environments alone.
+    """Return the measurement of PPO fed by actor processes: steps per second, and those of the environments alone.
 
-    The busy environment alone makes a step per millisecond and process, as it is written.
+    By construction, the busy environment alone takes one step per millisecond and process.
     """
     del compiles  # a small network: compilation would take longer than the measurement
     steps = 16 if point["env"] == BUSY else 128
@@ -199,7 +199,7 @@ def actors(point: Point, device: torch.device, compiles: bool) -> Measurement:
         device=str(device),
         compile=False,
         backplay=0.0,
-        # One gradient step per rollout: the collection is measured, not the learner. About a second or less each.
+        # One gradient step per rollout of about a second or less, to measure collection rather than the learner.
         algo_options={"rollout_steps": steps, "batch_size": steps * ACTOR_ENVS, "epochs": 1},
     )
 
@@ -223,18 +223,18 @@ MEASURES: dict[str, Callable[[Point, torch.device, bool], Measurement]] = {
 
 
 def _figure(call: Callable[[], None], each: int, seconds: float, device: torch.device) -> Figure:
-    """Return the speed of a call that does `each` of something: on a CPU in seconds of its one thread."""
+    """Return the speed of a call that processes `each` items; on a CPU, in seconds of its only thread."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     return summarize([each * calls for calls in rates(call, seconds, device, REPEATS, warm_up=2, clock=clock)])
 
 
 def _refuse(message: str) -> None:
-    """Fail: a point that fell back to another way of running is no point of its curve."""
+    """Exit with `message`: a point that fell back to another execution mode does not belong to its curve."""
     raise SystemExit(message)
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prepare one point, say so, wait until standard input is closed, measure, and print the result as JSON."""
+    """Prepare one point, print READY, wait until standard input is closed, measure, and print the result as JSON."""
     point = json.loads(arguments.point)
     torch.set_num_threads(1)
     measure = MEASURES[point["measure"]](point, torch.device(arguments.device), not arguments.eager)
@@ -253,7 +253,7 @@ class Worker:
         self.point, self.began, self.limit = point, time.perf_counter(), arguments.limit
         self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
         options = [f"--device={arguments.device}", f"--seconds={arguments.seconds}", *["--eager"] * arguments.eager]
-        threads = {} if arguments.jobs == 1 else {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # there are processes enough
+        threads = {} if arguments.jobs == 1 else {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # there are enough processes
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--point", json.dumps(point), *options],
             stdin=subprocess.PIPE,
@@ -283,7 +283,7 @@ class Worker:
         }
 
     def _read(self, last: str | None = None) -> list[str]:
-        """Return the lines that the process prints up to `last` or to its end; kill it where that takes too long."""
+        """Return the lines that the process prints up to `last` or its end; kill it if that takes too long."""
         assert self.process.stdout
         timer = threading.Timer(self.limit, self.process.kill)
         timer.start()
@@ -297,7 +297,7 @@ class Worker:
 
 
 def run(chosen: list[Point], arguments: argparse.Namespace) -> Iterator[Point]:
-    """Measure points and yield each with its result: as many at a time as there are jobs, those with actors alone."""
+    """Yield each point with its result: --jobs points are prepared at a time, those with actors one at a time."""
     waiting = sorted(chosen, key=lambda point: point["measure"] == "actors")
     while waiting:
         size = 1 if waiting[0]["measure"] == "actors" else arguments.jobs
@@ -351,7 +351,7 @@ def main() -> None:
         rows = [row for row in json.loads(arguments.out.read_text())["rows"] if row["part"] not in parts]
     record = describe_machine(arguments.device) | {"load_average": os.getloadavg()[0], "seconds": arguments.seconds}
     for row in run([point for part in parts for point in points(part, on_gpu)], arguments):
-        rows.append(row | {"commit": record["commit"]})  # rows that the file had may be of another
+        rows.append(row | {"commit": record["commit"]})  # the file's existing rows may have another commit
         to_stderr(f"{time.perf_counter() - began:5.0f} s  {row['part']} {row['curve']} {row['x']:,}")
         if arguments.out:
             write_json(arguments.out, record | {"rows": rows})

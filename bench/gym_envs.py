@@ -1,12 +1,12 @@
-"""Redline's bare command beside Stable-Baselines3 with rl-zoo's settings, on the same CPU seconds.
+"""Compare Redline's default command with Stable-Baselines3 and rl-zoo's settings, using equal CPU seconds.
 
     python bench/gym_envs.py --out FILE [--envs Taxi-v4,...] [--seeds 0,1,2] [--sb3-seeds 0]
 
 Each `redline train gym:ID` gets the steps of ENVS, far fewer than two cores play in three minutes. The CPU seconds of its
-process, imports and start included, are the budget of SB3's PPO and DQN: wall-clock means little on a machine with other
-work. Both use one thread and step their environments in the same process. SB3 has rl-zoo's settings where rl-zoo has some
-for this environment, else its own defaults; schedules follow the CPU seconds. Scores are means of 100 greedy episodes.
-Results are added to the file, so that a measurement can be made in parts. MiniGrid, Box2D and SB3 must be installed.
+process, including imports and start, are the budget of SB3's PPO and DQN: wall-clock means little on a busy machine. Both use
+one thread and step their environments in the same process. SB3 uses rl-zoo's settings for this environment if there are any,
+else its own defaults; schedules follow the CPU seconds. Scores are means of 100 greedy episodes. Results are added to the file,
+so a measurement can be made in parts. MiniGrid, Box2D and SB3 must be installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# By id: steps of Redline's run, and the score from which the environment is solved.
+# By id: steps of Redline's run, and the score at which the environment counts as solved.
 ENVS = {
     "CartPole-v1": (50_000, 475.0),
     "Acrobot-v1": (80_000, -100.0),
@@ -76,7 +76,7 @@ ZOO_STEPS = {"CartPole-v1": 5e4, "MountainCar-v0": 1.2e5}  # of DQN; 1e5 for all
 
 
 def train_redline(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Run the bare command with a number of steps in a process of its own; return score and CPU seconds of training."""
+    """Run the default command for `steps` steps in a separate process; return the score and CPU seconds of training."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "redline", "train", f"gym:{name}", "--steps", str(steps), "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--eval-episodes", "0", "--json"]
@@ -91,7 +91,7 @@ def train_redline(name: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def train_sb3(algo: str, name: str, seed: int, cpu_seconds: float) -> dict[str, Any]:
-    """Train in this process until it has used so many CPU seconds, imports included; return score and steps."""
+    """Train in this process until it has used `cpu_seconds` CPU seconds, including imports; return score and steps."""
     import gymnasium
     import stable_baselines3
     import torch
@@ -108,7 +108,7 @@ def train_sb3(algo: str, name: str, seed: int, cpu_seconds: float) -> dict[str, 
 
     def make() -> Any:
         env = gymnasium.make(name)
-        if name.startswith("minigrid:"):  # SB3 takes no text, and its convolutions no images of 7x7
+        if name.startswith("minigrid:"):  # SB3 supports no text observations, and its convolutions no 7x7 images
             kept = [key for key in env.observation_space.spaces if key != "mission"]
             env = gymnasium.wrappers.FlattenObservation(gymnasium.wrappers.FilterObservation(env, kept))
         return stable_baselines3.common.monitor.Monitor(env)
@@ -123,7 +123,7 @@ def train_sb3(algo: str, name: str, seed: int, cpu_seconds: float) -> dict[str, 
     model = kind("MlpPolicy", env, seed=seed, device="cpu", **settings)
     model.learn(int(ZOO_STEPS.get(name, 1e5)) if algo == "dqn" else 10**9, callback=Budget())
     if algo == "dqn" and time.process_time() < cpu_seconds:
-        model.exploration_schedule = lambda _: model.exploration_final_eps  # the old one would start again
+        model.exploration_schedule = lambda _: model.exploration_final_eps  # the old one would restart
         model.learn(10**9, callback=Budget(), reset_num_timesteps=False)
     used = time.process_time()
     held_out = wrap(DummyVecEnv([make]), training=False, norm_reward=False)
@@ -156,7 +156,7 @@ def main() -> None:
         return
     os.environ |= {"OMP_NUM_THREADS": "1"}
     record = json.loads(options.out.read_text()) if options.out.exists() else {"runs": []}
-    # Imported here only: SB3's processes would lose a part of their budget.
+    # Imported here: in SB3's processes, it would use part of their budget.
     from redline.tools.bench import describe_machine
 
     record |= describe_machine("cpu")
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _measured(record: dict[str, Any], name: str) -> float:
-    """Return the most CPU seconds of Redline's runs in the file."""
+    """Return the largest CPU seconds of Redline's runs in the file."""
     runs = [run for run in record["runs"] if run["system"] == "redline" and run["env"] == name]
     return max(float(run["cpu_seconds"]) for run in runs)
 

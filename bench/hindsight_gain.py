@@ -1,4 +1,4 @@
-"""What hindsight is worth: DQN on examples/hindsight with plain replay and with hindsight, several seeds each.
+"""Measure the gain from hindsight: DQN on examples/hindsight with plain and with hindsight replay, several seeds each.
 
 python bench/hindsight_gain.py --out bench/results/hindsight-cpu.json [--steps 30000] [--seeds 5]
 """

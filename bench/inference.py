@@ -1,8 +1,8 @@
-"""Where actors' actions are best chosen: in the actors, or for all of them on the learner's device. Frames per second of both.
+"""Compare frames per second with actions chosen in the actors, or centrally on the learner's device.
 
 python bench/inference.py --env mario --out inference-mario.json [--seconds 8] [--set env.sticky=0.25]
 
-The settings are those of the bare command. About a minute for one environment on 16 cores and a GPU, compilation included.
+Settings are the defaults. Takes about a minute for one environment on 16 cores and a GPU, including compilation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the time of an iteration goes on a GPU, kernel by kernel: `python bench/kernels.py [--only NAME] [--out FILE]`.
+"""Break down an iteration on a GPU by kernel: `python bench/kernels.py [--only NAME] [--out FILE]`.
 
 For each learner of bench/learners.py, for DQN on Tetris and for games alone, one iteration of the captured graph is traced.
-Kernels are summed by name; what the compiler fused is told by the name that it gave. The table shows the milliseconds of each
-kernel in an iteration, how often it was launched, and its share.
+Kernels are summed by name; the compiler's names show which operations it fused. The table shows each kernel's milliseconds per
+iteration, number of launches, and share.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from redline.tools.bench import EnvLoop, describe_machine, rate
 from tetris import Greedy
 
 GAMES = {"snake-65536": ("snake", 65536), "snake-1048576": ("snake", 1048576), "tetris-65536": ("tetris", 65536)}
-GREEDY = "tetris-greedy-65536"  # over all afterstates, by a linear controller
-AFTERSTATES = "tetris-dqn-16384"  # DQN on afterstates, with the settings of the bare command but for the sizes
+GREEDY = "tetris-greedy-65536"  # a linear controller, greedy over all afterstates
+AFTERSTATES = "tetris-dqn-16384"  # DQN on afterstates, with default settings except for the sizes
 CASES = (*LEARNERS, *GAMES, GREEDY, AFTERSTATES)
-WARM_UP = 8  # iterations: compilation and graph capture
+WARM_UP = 8  # iterations, for compilation and graph capture
 
 
 def cases(name: str) -> tuple[Callable[[], None], int, Callable[[], None]]:
-    """Return one iteration of a case, its environment steps, and what closes it."""
+    """Return a function that runs one iteration of a case, its environment steps, and a function that closes the case."""
     if name in LEARNERS:
         session = make_session(name)
         return lambda: session.iterate(1), session.steps_per_iteration, session.close
@@ -50,7 +50,7 @@ def cases(name: str) -> tuple[Callable[[], None], int, Callable[[], None]]:
 
 
 def afterstates_session(games: int) -> Session:
-    """Return DQN on the afterstates of Tetris, one sample learned for each step played."""
+    """Return a session of DQN on Tetris afterstates, with one sample learned per step played."""
     options = {"batch_size": games, "n_step": 1, "learning_starts": 0, "replay_capacity": 64 * games, "updates": 1}
     settings = Settings(
         env="tetris",
@@ -66,7 +66,7 @@ def afterstates_session(games: int) -> Session:
 
 
 def kernels(iterate: Callable[[], None]) -> Iterator[tuple[str, float, int]]:
-    """Yield name, milliseconds and launches in one iteration of every kernel, the most expensive first."""
+    """Yield every kernel's name, milliseconds and launches in one iteration, the most expensive first."""
     repeats = 5
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(repeats):

@@ -1,11 +1,11 @@
-"""Kill training runs at random moments, continue them, and compare their final files with uninterrupted runs.
+"""Kill training runs at random moments, resume them, and compare their final files with uninterrupted runs.
 
     python bench/kills.py --out kills.json                                   20 runs of each case, on the CPU
     python bench/kills.py --device cuda --cases dqn,ppo --runs 5 --out kills.json
 
 Every second run is killed inside a save: at a random phase of a random save, by the fault hook. The others are killed at a
-random time. A run is continued after each kill, with the same arguments, and killed again with a chance of one in three.
-The final checkpoints must hold the same bytes in every tensor: weights, optimizer, random streams, games and replay memory.
+random time. After each kill, a run is resumed with the same arguments, and killed again with probability one third. The final
+checkpoints must contain the same bytes in every tensor: weights, optimizer, random streams, games and replay memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> algorithm, its optio
     "ppo": ("ppo", NETWORK | {"rollout_steps": 8}),
 }
 DEFAULT = ("dqn", "dqn-pinned", "pqn", "ppo")
-MAX_KILLS = 5  # of one run; then it is left to finish
+MAX_KILLS = 5  # per run; then it may finish
 TIMEOUT = 300.0  # seconds of one start
 
 
 def start(case: str, folder: Path, device: str, steps: int, fault: str = "") -> int:
-    """Start or continue the run in a child process, which has torch imported already; return its process id."""
+    """Start or resume the run in a forked child process, which has already imported torch; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -78,7 +78,7 @@ def start(case: str, folder: Path, device: str, steps: int, fault: str = "") -> 
 
 
 def wait(child: int, seconds: float) -> int | None:
-    """Return the exit code of a child process, negative for a signal; None if it still runs after `seconds`."""
+    """Return the exit code of a child process, negative for a signal; None if it is still running after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -90,7 +90,7 @@ def wait(child: int, seconds: float) -> int | None:
 
 
 def finish(child: int) -> None:
-    """Wait for a child process that must end well."""
+    """Wait for a child process that must succeed."""
     code = wait(child, TIMEOUT)
     if code is None:
         os.kill(child, signal.SIGKILL)
@@ -100,11 +100,11 @@ def finish(child: int) -> None:
 
 
 def kill_somewhere(case: str, folder: Path, device: str, steps: int, seconds: float, rng: random.Random) -> str:
-    """Start the run and kill it inside a save or at a random time; return where, or "" if it finished before."""
+    """Start the run and kill it inside a save or at a random time; return where, or "" if it finished first."""
     phase = ""
     if rng.random() < 0.5:
         phase = f"{rng.choice(faults.SAVE_PHASES)}:{rng.randint(1, 4)}"
-        if phase.startswith("save.replay") and not case.startswith("dqn"):  # which has no such file
+        if phase.startswith("save.replay") and not case.startswith("dqn"):  # other cases have no such file
             phase = phase.replace("replay", "envs")
     child = start(case, folder, device, steps, f"kill@{phase}" if phase else "")
     code = wait(child, TIMEOUT if phase else rng.uniform(0.05, 1.0) * seconds)
@@ -139,8 +139,8 @@ def difference(one: Checkpoint, other: Checkpoint) -> str:
 
 
 def measure(case: str, runs: int, device: str, steps: int, seed: int) -> dict[str, Any]:
-    """Kill and continue `runs` runs of a case; return how many ended like the uninterrupted one."""
-    torch.set_num_threads(1)  # a child cannot use the threads of its parent, and would wait for them for ever
+    """Kill and resume `runs` runs of a case; return how many ended like the uninterrupted one."""
+    torch.set_num_threads(1)  # a forked child does not have its parent's threads and would wait for them forever
     rng = random.Random(f"{case}{seed}")
     row: dict[str, Any] = {"case": case, "runs": runs, "equal": 0, "kills": 0, "kills_in_saves": 0, "differences": []}
     with tempfile.TemporaryDirectory(prefix="kills-") as root:
@@ -192,7 +192,7 @@ def main() -> None:
     for case in arguments.cases.split(","):
         rows.append(measure(case, arguments.runs, arguments.device, arguments.steps, arguments.seed))
         print(table(rows), flush=True)
-        if arguments.out:  # describe the machine last: children may be forked only before CUDA is used
+        if arguments.out:  # describe the machine last: no process may be forked after CUDA is used
             write_json(arguments.out, {"rows": rows})
     if arguments.out:
         write_json(arguments.out, describe_machine(arguments.device) | {"rows": rows})

@@ -18,7 +18,7 @@ from redline.run.settings import Settings
 from redline.tools.bench import describe_machine, rate
 
 _ROWS = 64  # of the replay memory, per environment
-_WARM_UP = 8  # iterations: compilation, autotuning and graph capture
+_WARM_UP = 8  # iterations, for compilation, autotuning and graph capture
 
 LEARNERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dqn-mlp-4096": ("dqn", 4096, {"hidden": (256, 256), "batch_size": 4096}),
@@ -80,7 +80,7 @@ def make_session(name: str) -> Session:
 
 
 def measure(name: str, seconds: float) -> float:
-    """Environment steps per second, the best of three measurements."""
+    """Return environment steps per second, the best of three measurements."""
     session = make_session(name)
     rates = [rate(lambda: session.iterate(1), seconds, torch.device("cuda"), warm_up=_WARM_UP) for _ in range(3)]
     session.close()

@@ -1,10 +1,9 @@
 """Make docs/benchmarks.md from bench/results/*.json: `python bench/make_benchmarks_page.py [--check]`.
 
-Every result file has an extractor below, named in EXTRACTORS, which turns it into rows; files of `redline bench --out`,
-bench/tune.py, bench/precision.py and bench/soak.py are called bench-*, tune-*, precision-* and soak-*.json and share one
-each; those of bench/agents.py are called agents-*.json, and bench/plot_agents.py draws their curves. A row takes its commit,
-date and hardware from the record it stands in, or from the file. `--check` writes nothing and fails if the page is out of
-date.
+Every result file has an extractor below, named in EXTRACTORS, which turns it into rows. Files from `redline bench --out`,
+bench/tune.py, bench/precision.py and bench/soak.py are named bench-*, tune-*, precision-* and soak-*.json and share one
+extractor each; those from bench/agents.py are named agents-*.json, and bench/plot_agents.py draws their curves. A row takes its
+commit, date and hardware from its record, or from the file. `--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def percent(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a fraction in per cent, with two decimals where little is missing to all."""
+    """Return a fraction as a percentage, with two decimals if it is close to 100 %."""
     return f"{100 * value:.{2 if 0.99 <= value < 1 else 1}f} %"
 
 
@@ -102,7 +101,7 @@ AGENT_UNITS = {
 
 
 def agents(file: Record) -> Iterator[Row]:
-    """Return a row for each agent of a file that bench/agents.py wrote."""
+    """Return a row for each agent in a file written by bench/agents.py."""
     for name, row in file["rows"].items():
         runs = [run for run in row["runs"] if "error" not in run]
         if not runs:
@@ -120,7 +119,7 @@ def agents(file: Record) -> Iterator[Row]:
         )
         what = f"{row['title']}: `{row['command']}`, {count}{kept}"
         result = f"{text(seeds['iqm'])} {unit}"
-        if len(runs) > 2:  # two seeds tell nothing about others
+        if len(runs) > 2:  # two seeds say nothing about others
             result += f" ({text(seeds['low'])} to {text(seeds['high'])})"
         if "reached" in seeds:
             bar = percent(row["bar"]) if is_rate else text(row["bar"])
@@ -342,7 +341,7 @@ def tetris_greedy(file: Record) -> Iterator[Row]:
 
 
 def verified(file: Record) -> Iterator[Row]:
-    """Return figures that were measured again on a quiet machine, with new seeds."""
+    """Return figures that were measured again on an idle machine, with new seeds."""
     snake, tetris, dqn = file["snake_10x10"], file["tetris_10x10"], file["snake_dqn"]
     what = f"`{snake['command']}`, {snake['wall_seconds']} s in all: boards filled of {snake['unseen_games']:,} games"
     yield Row(LEARNING, what, f"{percent(snake['filled'])}, {snake['steps_per_filled_game']} steps each")
@@ -371,7 +370,7 @@ def learners_redesign(file: Record) -> Iterator[Row]:
         yield Row(SPEED, what, f"{quantity(speed)} env-steps/s")
 
 
-# ---- beside others, replay, collecting
+# ---- comparisons, replay, collecting
 
 
 def peers(file: Record) -> Iterator[Row]:
@@ -465,7 +464,7 @@ def rings(file: Record) -> Iterator[Row]:
 
 
 def with_spread(figure: Record, unit: str) -> str:
-    """Return a figure of `redline bench`: median, range of the repeats, and use of the device where it was measured."""
+    """Return a figure of `redline bench`: median, range of the repeats, and device use if it was measured."""
     text = f"{quantity(figure['value'])} {unit} ({span([figure['low'], figure['high']], quantity)})"
     use = [
         f"{kind} {figure[key]:.0f} %" for kind, key in (("GPU", "gpu_percent"), ("CPU", "cpu_percent")) if key in figure
@@ -592,7 +591,7 @@ def gpu_use(file: Record) -> Iterator[Row]:
 
 
 def scaling(file: Record) -> Iterator[Row]:
-    """Return the rows of a file that bench/scaling.py wrote: what was measured, beside the model."""
+    """Return the rows of a file that bench/scaling.py wrote: measurements and the model's predictions."""
     for row in file["ranks"]:
         ranks = f"{row['ranks']} ranks ({row['backend']})" if row["ranks"] > 1 else "one process"
         by = "" if "cuda" in file["device"] else ", by CPU time"
@@ -669,7 +668,7 @@ def growth(file: Record) -> Iterator[Row]:
     rows = [row for row in file["rows"] if "error" not in row]
     for part, curve in dict.fromkeys((row["part"], row["curve"]) for row in rows):
         line = [row for row in rows if (row["part"], row["curve"]) == (part, curve)]
-        figure = "value" if part == "actors" else "high"  # the median, where neighbours decide; else the best
+        figure = "value" if part == "actors" else "high"  # the median if other programs affect it, else the best
         xs, speeds = (f"{row['x']:,}" for row in line), (quantity(row["speed"][figure]) for row in line)
         what = f"Growth with {part}: {curve[0].upper()}{curve[1:]}, {', '.join(xs)} {units[part]}"
         kind = "samples" if part == "capacity" else "env-steps"
@@ -687,7 +686,7 @@ def tetris_boards(file: Record) -> Iterator[Row]:
 
 
 def arithmetic(file: Record) -> Iterator[Row]:
-    """Return a row per learner that was trained for the same steps before and after its arithmetic changed."""
+    """Return a row per learner that was trained for equal steps before and after its arithmetic changed."""
     for learner in dict.fromkeys(row["learner"] for row in file["rows"]):
         runs = {
             when: [x["foods"] for x in file["rows"] if (x["learner"], x["arithmetic"]) == (learner, when)]
@@ -699,7 +698,7 @@ def arithmetic(file: Record) -> Iterator[Row]:
 
 
 def inference(file: Record) -> Iterator[Row]:
-    """Rows of `bench/inference.py`."""
+    """Return the rows of a file that bench/inference.py wrote."""
     names = {"actors": "actors that choose their own actions", "central": "actors, actions chosen centrally"}
     what = f"{file['env']} with {file['algo'].upper()}, {file['num_envs']} environments"
     alone = f"{quantity(file['environments_alone'])} frames/s"
@@ -710,7 +709,7 @@ def inference(file: Record) -> Iterator[Row]:
 
 
 def mario_ablation(file: Record) -> Iterator[Row]:
-    """Rows of `bench/mario_ablation.py`."""
+    """Return the rows of a file that bench/mario_ablation.py wrote."""
     options = f" (`{' '.join(file['options'])}`)" if file.get("options") else ""
     for row in file["rows"]:
         setting = "the recipe" if row["variant"] == "none" else f"earlier {row['variant']}"
@@ -720,7 +719,7 @@ def mario_ablation(file: Record) -> Iterator[Row]:
         yield Row(LEARNING, f"Super Mario Bros. {file['level']} with PPO, {run}", result)
 
 
-# Files whose names begin like this share an extractor.
+# Files with the same prefix share an extractor.
 SHARED: dict[str, Callable[[Record], Iterator[Row]]] = {
     "agents-": agents,
     "arithmetic-": arithmetic,
@@ -843,14 +842,14 @@ def page(results: Path = RESULTS) -> str:
 
 
 def hashes(commit: str) -> str:
-    """Return the hashes in a file's note on its commit; *near* where the tree was not exactly that commit."""
+    """Return the hashes in a file's note on its commit; *near* if the tree was not exactly that commit."""
     found = re.findall(r"\b[0-9a-f]{7}\b", commit)
     exact = re.fullmatch(r"[0-9a-f]{7}(, ([0-9a-f]{7}|beside .*))*", commit)
     return ", ".join(found) if exact else f"near {' and '.join(found)}" if found else "not recorded"
 
 
 def hardware(file: Record) -> str:
-    """Return the machine of a file in two words: H200, or 2 CPU cores."""
+    """Return a short name of a file's machine: H200, or 2 CPU cores."""
     if "H200" in file["hardware"]:
         return "H200"
     cores = re.search(r"(\d+) CPU cores", file["hardware"])

@@ -1,7 +1,7 @@
 """Make docs/reference/cli.md: `python bench/make_cli_page.py [--check]`.
 
-Commands, games and algorithms come from their registries, options from the schema that parses the command line; torch is
-not imported. `--check` writes nothing and fails if the page is out of date.
+Commands, games and algorithms come from their registries, options from the schema that parses the command line. Does not import
+torch. `--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _options(options: Iterable[Option], prefix: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return code for a cell of a table, where mkdocs and GitHub disagree about `|` between backticks."""
+    """Return code for a table cell; mkdocs and GitHub disagree about `|` between backticks."""
     return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
@@ -73,7 +73,7 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text in which nothing is taken for Markdown but code between backticks."""
+    """Return text with Markdown escaped, except code between backticks."""
     return text.replace("|", "&#124;").replace("[", "\\[").replace("<", "&lt;").replace("*", "\\*")
 
 

@@ -1,11 +1,11 @@
 """Make docs/reliability.md: `python bench/make_reliability_page.py [--check]`.
 
-The rows are docs/fault_matrix.toml. The tests beside a row are those marked with it:
+The rows come from docs/fault_matrix.toml. Each row lists the tests marked with its id:
 
     @pytest.mark.fault("A3")             # on a function or a class, or as `marks` of a parameter
     def test_flipped_bits_are_found(): ...
 
-Marks are read from the source; nothing is imported. After adding, renaming or removing a marked test run `make docs`.
+Marks are read from the source; nothing is imported. After adding, renaming or removing a marked test, run `make docs`.
 `--check` writes nothing and fails if the page is out of date.
 """
 
@@ -40,7 +40,7 @@ Exit codes: 0 done, 2 a mistake in the command or the configuration, 70 environm
 class Row(NamedTuple):
     fault: str
     behaviour: str
-    untested: str = ""  # why no test shows it
+    untested: str = ""  # why there is no test
 
 
 def rows() -> tuple[dict[str, str], dict[str, Row]]:

@@ -1,9 +1,9 @@
-"""Which of the settings that made Mario learn matters: one at a time gets its earlier value, all others are the recipe's.
+"""Find which settings made Mario learn: one at a time gets its earlier value, all others are the recipe's.
 
     python bench/mario_ablation.py --steps 600k --parallel 4 --out FILE [--only gamma,ema] [--seeds 1] [-- OPTIONS]
 
-Runs of equal steps are compared, so that `--parallel` runs may share the cores. Results are added to an --out file that
-exists, and rows it has are not repeated: the table may be made in several calls.
+Runs with equal steps are compared, so `--parallel` runs may share the cores. Results are added to an existing --out file, and
+its rows are not repeated, so the table may be made in several calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from redline.tools.bench import describe_machine
 
-# The earlier values: those of the runs that did not learn.
+# Earlier values, from the runs that did not learn.
 VARIANTS = {
     "none": [],
     "gamma": ["--ppo.gamma", "0.97"],
@@ -116,7 +116,7 @@ def redline(*command: str) -> dict[str, Any]:
 
 
 def training_curve(path: Path, points: int = 20) -> list[dict[str, float]]:
-    """Return flags and furthest x of the whole games of training, in at most `points` parts of equal length."""
+    """Return flags and furthest x of training's complete games, in at most `points` parts of equal length."""
     records = [record for line in path.read_text().splitlines() if (record := json.loads(line)).get("episodes")]
     size = -(-len(records) // points)
     curve = []

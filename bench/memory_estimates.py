@@ -1,9 +1,9 @@
-"""Compare the estimate of memory with the measured peak: 12 configurations, one after another in one process.
+"""Compare estimated memory with the measured peak: 12 configurations, one after another in one process.
 
     python bench/memory_estimates.py --out bench/results/memory_estimates.json     # on a GPU
     python bench/memory_estimates.py --quick                                       # on the CPU, small sizes
 
-On a GPU the peak is torch.cuda.max_memory_allocated; on the CPU it is read from the records of torch's profiler.
+On a GPU the peak is torch.cuda.max_memory_allocated; on a CPU it is read from the records of torch's profiler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 
-ITERATIONS = 6  # three warm up a graph, one captures it
+ITERATIONS = 6  # three to warm up a graph, one to capture it
 # name -> environment, algorithm, environments, batch, settings, options of the environment, options of the algorithm
 CASES: dict[str, tuple[str, str, int, int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "snake ppo mlp bf16": ("snake", "ppo", 65536, 524288, {}, {}, {"net": "mlp", "rollout_steps": 16}),
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[str, str, int, int, dict[str, Any], dict[str, Any], dict[
         {},
     ),
 }
-_SHRINK = 32  # sizes on the CPU are so many times smaller
+_SHRINK = 32  # factor by which sizes are smaller on a CPU
 
 
 def plan_of(name: str, device: str, quick: bool, folder: str) -> Any:
@@ -132,8 +132,8 @@ def peak_on_gpu(plan: Any) -> int:
 
 
 def peak_on_cpu(plan: Any) -> int:
-    """Return the peak of all allocations of tensors, whichever code makes them."""
-    if plan.compile:  # compile outside the records: the compiler computes with tensors too
+    """Return the peak of all tensor allocations, by any code."""
+    if plan.compile:  # compile before recording: the compiler computes with tensors too
         warm = Session(plan, print)
         warm.iterate(2 + getattr(plan.algo_config, "n_step", 0))
         warm.close()

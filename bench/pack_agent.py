@@ -1,8 +1,8 @@
 """Pack a run for examples/agents: `python bench/pack_agent.py RUN FOLDER --command ... --hardware ... [OPTIONS]`.
 
-FOLDER becomes a run folder of at most 2 MB with what `redline watch`, `eval` and `export` need, and a model card with the
-command that trained it and its score in held-out games. Weights are stored in float32; where that is too much, --int8 and
---rank make them smaller. The agent is then evaluated before and after, by the same games, and refused if it became worse.
+FOLDER becomes a run folder of at most 2 MB with the files that `redline watch`, `eval` and `export` need, and a model card with
+the command that trained it and its score in held-out games. Weights are stored in float32; if that is too large, --int8 and
+--rank make them smaller. The agent is then evaluated before and after, on the same games, and refused if it became worse.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT = 2_000_000  # bytes of a folder in examples/agents
 
 
 def describe(arguments: argparse.Namespace, before: dict[str, Any] | None, after: dict[str, Any]) -> str:
-    """Return how the weights are stored, as a line of the model card."""
+    """Return a line of the model card about how the weights are stored."""
     if before is None:
         return "float32"
     low_rank = f", the largest matrix as a product of rank {arguments.rank}" if arguments.rank else ""

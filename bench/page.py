@@ -1,10 +1,10 @@
-"""The page in a real browser: how soon the first game is seen, and what memory an hour takes.
+"""Measure the page in a real browser: the time to the first game, and the memory used over an hour.
 
     python bench/page.py --out bench/results/page-cpu.json [--repeats 5] [--minutes 60]
 
 The first frame is timed from the command `redline watch RUN` to the first game drawn on the wall, in a Chromium that is
-already open. For the memory, a run trains with --dashboard while one tab stays open on it; once a minute the memory of the
-training process, of the page's server, of the process that plays, and the tab's heap (after a collection) are read.
+already open. For memory, a run trains with --dashboard and one open tab; once a minute, the memory of the training process, the
+page's server and the player process, and the tab's heap (after a garbage collection) are read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def train_for_a_moment(run: Path) -> Path:
 
 
 def start(words: list[str]) -> tuple[subprocess.Popen[str], str]:
-    """Start a command that serves a page; return the process and the address that it prints."""
+    """Start a command that serves a page; return the process and the printed address."""
     command = [sys.executable, "-u", "-m", "redline", *words]
     server = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -92,7 +92,7 @@ def first_frame(browser: Any, run: Path) -> float:
 
 
 def memory_over_time(browser: Any, run: Path, minutes: float, every: float) -> dict[str, Any]:
-    """Train with a page open and return what each process took, reading by reading, in MB."""
+    """Train with an open page and return the memory of each process in MB, reading by reading."""
     words = ["--minutes", str(minutes + 5), "--eval-episodes", "0", "--run-dir", str(run)]
     training, url = start(["train", "snake", "--dashboard", *words])
     page = browser.new_page()
@@ -114,7 +114,7 @@ def memory_over_time(browser: Any, run: Path, minutes: float, every: float) -> d
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Return the resident memory of training and of its children in MB, the children by the last word of their command."""
+    """Return the resident memory of training and its children in MB; children are named by the last word of their command."""
     parent = psutil.Process(pid)
     found = {"training_mb": parent.memory_info().rss / 1e6}
     for number, child in enumerate(sorted(parent.children(recursive=True), key=lambda child: child.create_time())):
@@ -123,7 +123,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 def heap(devtools: Any) -> dict[str, float]:
-    """Return the tab's JavaScript heap in MB after a collection, and its count of DOM nodes."""
+    """Return the tab's JavaScript heap in MB after a garbage collection, and its number of DOM nodes."""
     devtools.send("HeapProfiler.collectGarbage")
     metrics = {entry["name"]: entry["value"] for entry in devtools.send("Performance.getMetrics")["metrics"]}
     return {"heap_mb": metrics["JSHeapUsedSize"] / 1e6, "nodes": metrics["Nodes"]}

@@ -1,15 +1,15 @@
-"""Redline beside Stable-Baselines3 on this machine, in one process run: DQN on Snake 10x10.
+"""Compare Redline with Stable-Baselines3 on this machine, in one run: DQN on Snake 10x10.
 
 SB3 plays the plain-Python Snake (the oracle, the fastest single game we have) in 8 environments, with the faster of its
-two vector environments, net 256x3, batch 128, a gradient step every 4 vector steps. Ours is measured twice: with the
-settings `redline train snake --algo dqn` takes here (env-steps/s), and with SB3's network and loss (gradient samples/s). The
-number of threads is chosen as `redline train` chooses it; SB3 is measured with all cores and with one, and its better figure
+two vector environments, net 256x3, batch 128, a gradient step every 4 vector steps. Redline is measured twice: with the
+settings that `redline train snake --algo dqn` chooses here (env-steps/s), and with SB3's network and loss (gradient samples/s).
+It uses the number of threads that `redline train` chooses; SB3 is measured with all cores and with one, and the better figure
 counts.
 
     python bench/peers.py [--seconds 20] [--out bench/results/peers.json]
 
-Speeds are by the clock. Where other programs keep the cores busy, only processor time can be compared: bind the script to one
-core (taskset -c 0) and read `samples_per_cpu_second`, the gradient samples for each second that the process computed.
+Speeds are in wall-clock time. If other programs keep the cores busy, only CPU time is comparable: bind the script to one core
+(taskset -c 0) and read `samples_per_cpu_second`, the gradient samples per CPU second of the process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PlainSnake(gymnasium.Env[np.ndarray, int]):
         return self._observe(), reward, terminated, truncated, {}
 
     def _observe(self) -> np.ndarray:
-        # Written for speed, not with the oracle's own nested lists: SB3 shall not wait for us.
+        # Written for speed instead of using the oracle's nested lists, so as not to slow SB3 down.
         planes = np.zeros(self.observation_space.shape, np.float32)
         body = self.game.body
         rows, columns = zip(*body, strict=True)
@@ -72,7 +72,7 @@ class PlainSnake(gymnasium.Env[np.ndarray, int]):
 
 
 def measure_sb3(vector: type[VecEnv], seconds: float) -> dict[str, float]:
-    """Env-steps/s and gradient samples/s of SB3's DQN once it is learning."""
+    """Return env-steps/s and gradient samples/s of SB3's DQN once it is learning."""
     env = vector([PlainSnake] * SB3_ENVS)
     model = DQN(
         "MlpPolicy",
@@ -94,12 +94,12 @@ def measure_sb3(vector: type[VecEnv], seconds: float) -> dict[str, float]:
     samples = (model._n_updates - updates) * SB3_BATCH
     env.close()
     speeds = {"env_steps_per_second": steps / spent, "samples_per_second": samples / spent}
-    # The processes of SubprocVecEnv compute beside this one.
+    # SubprocVecEnv's processes also use CPU time.
     return speeds | ({"samples_per_cpu_second": samples / computed} if vector is DummyVecEnv else {})
 
 
 def measure_ours(seconds: float, **changes: Any) -> dict[str, float]:
-    """Env-steps/s and gradient samples/s of `redline train` with these settings, once it is learning and compiled."""
+    """Return env-steps/s and gradient samples/s of `redline train` with these settings, once learning and compiled."""
     torch._dynamo.reset()
     plan = decide(Settings(env=GAME, algo="dqn", **changes))
     session = Session(plan, print)
@@ -136,7 +136,7 @@ def main() -> None:
         env_options={"view": "planes", "sight": 0},
         algo_options={"net": "mlp", "hidden": (256, 256, 256), "double": False, "updates": 4, "learning_starts": 5_000},
     )
-    # SB3 again, with one thread: small batches may be faster, and the machine may have been busier at first.
+    # SB3 again with one thread: small batches may be faster, or the machine less busy.
     torch.set_num_threads(1)
     for vector in (DummyVecEnv, SubprocVecEnv):
         again = measure_sb3(vector, arguments.seconds)

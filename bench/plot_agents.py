@@ -1,7 +1,7 @@
 """Draw the learning curves of bench/agents.py: `python bench/plot_agents.py FILE [FILE ...] [--folder docs/images]`.
 
-One picture per row, learning-ROW.png: the score of games in training over environment steps, the mean of the seeds
-with its interval, or of rows with one seed its curve. Runs whose curve was not kept are left out.
+One picture per row, learning-ROW.png: the score of training games over environment steps, as the mean of the seeds with its
+interval, or as a single curve for rows with one seed. Runs without a stored curve are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redline.tools.curves import draw, line
 
 
 def picture(row: dict[str, Any]) -> bytes | None:
-    """Return the PNG of a row, None without any curve."""
+    """Return the PNG of a row; None if it has no curve."""
     points = [run["curve"] for run in row["runs"] if run.get("curve")]
     wins = row["figure"].endswith("win_rate") and any("win_rate" in point for curve in points for point in curve)
     figure, label = ("win_rate", "games won in training, %") if wins else ("score", "score in training")

@@ -1,4 +1,4 @@
-"""Draw what bench/growth.py measured: `python bench/plot_growth.py FILE [FILE ...] [--folder docs/images]`.
+"""Draw the measurements of bench/growth.py: `python bench/plot_growth.py FILE [FILE ...] [--folder docs/images]`.
 
 One picture per part, growth-PART.png, with a line for each curve of each file, best of the repeats.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
-Panel = tuple[str, Callable[[Row], float | None]]  # label of the vertical axis, and the value of a row
+Panel = tuple[str, Callable[[Row], float | None]]  # label of the y axis, and function that returns a row's value
 
 SIZE, DPI = (9.0, 3.6), 100
-FLOP_PER_WEIGHT = 12  # of a step with DQN: four forward passes, and one backward pass that costs two, 2 each
+FLOP_PER_WEIGHT = 12  # of a DQN step: four forward passes and a backward pass that costs two, 2 FLOP each
 
 
 def best(row: Row, name: str = "speed") -> float | None:
@@ -30,12 +30,12 @@ def duration(row: Row) -> float | None:
 
 
 def memory(row: Row) -> float | None:
-    """Return bytes per game: those held between steps or, of training on a GPU, the most that were allocated."""
+    """Return bytes per game: those held between steps or, for training on a GPU, the peak allocated."""
     return row.get("bytes_each") or row.get("peak_bytes_each")
 
 
 def flops(row: Row) -> float | None:
-    """Return floating-point operations per second of the network's products."""
+    """Return FLOP per second of the network's matrix products."""
     return FLOP_PER_WEIGHT * row["weights"] * row["speed"]["high"]
 
 
@@ -56,12 +56,12 @@ PARTS: dict[str, tuple[str, tuple[Panel, ...]]] = {
 
 
 def machine(record: Row) -> str:
-    """Return the machine of a record in a word."""
+    """Return the machine of a record in one word."""
     return "H200" if "H200" in record["hardware"] else "CPU"
 
 
 def draw(part: str, records: list[Row], path: Path) -> bool:
-    """Write the picture of a part; return False where no record has rows of it."""
+    """Write the picture of a part; return False if no record has rows for it."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -83,7 +83,7 @@ def draw(part: str, records: list[Row], path: Path) -> bool:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         low, high = (math.log10(limit) for limit in axes.get_ylim())
-        axes.set_ylim(10 ** math.floor(low), 10 ** math.ceil(high))  # whole powers of ten: all slopes look alike
+        axes.set_ylim(10 ** math.floor(low), 10 ** math.ceil(high))  # whole powers of ten: slopes are comparable
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize="x-small")
     figure.savefig(path, format="png")

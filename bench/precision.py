@@ -1,7 +1,7 @@
 """Train Snake in several precisions, the same steps and seeds: `python bench/precision.py [--steps 100000000] [--out FILE]`.
 
-Scores come from runs side by side, as many as --jobs: only what they learn counts there. Speeds are measured afterwards, one
-precision at a time and alone on the machine. Both parts have a limit of seconds; results are written as they come.
+Scores come from --jobs parallel runs, whose speed does not matter. Speeds are measured afterwards, one precision at a time,
+alone on the machine. Both parts have a time limit; results are written as they arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redline.run.settings import Settings
 from redline.tools.bench import describe_machine
 from redline.tools.trial import Trial, why_not
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom: seeds are few.
+# Two-sided 95 % quantiles of Student's t by degrees of freedom, since there are few seeds.
 _T = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
@@ -35,7 +35,7 @@ def options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(arguments: argparse.Namespace, precision: str, seed: int, folder: str, deadline: float) -> dict[str, Any]:
-    """Train one run in a process of its own; return its score and skipped updates, or why there is none."""
+    """Train one run in a separate process; return its score and skipped updates, or the reason for failure."""
     run_dir = Path(folder) / f"{precision}-{seed}"
     words = [sys.executable, "-m", "redline", "train", "snake", "--algo", "ppo", "--json", "--run-dir", str(run_dir)]
     words += ["--steps", str(arguments.steps), "--num-envs", str(arguments.num_envs), "--seed", str(seed)]
@@ -43,7 +43,7 @@ def train(arguments: argparse.Namespace, precision: str, seed: int, folder: str,
     words += ["--ppo.net", "mlp", "--ppo.hidden", arguments.hidden, "--checkpoint-minutes", "60"]
     words += ["--no-compile"] if arguments.no_compile else []
     run: dict[str, Any] = {"precision": precision, "seed": seed}
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4"}  # of each of the runs that compile at once
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4"}  # for each run that compiles in parallel
     try:
         left = max(deadline - time.monotonic(), 1.0)
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=left, env=environment)
@@ -69,7 +69,7 @@ def last_record(run_dir: Path) -> dict[str, Any]:
 
 
 def measure_speed(arguments: argparse.Namespace, precision: str) -> dict[str, Any]:
-    """Return environment steps per second of training in a precision, as median, lowest and highest of the repeats."""
+    """Return training's environment steps per second in a precision: median, lowest and highest of the repeats."""
     try:
         trial = Trial(Settings(**options(arguments), precision=precision))
     except Exception as error:
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, Any]], precision: str, reference: str) -> dict[str, Any]:
-    """Return the scores of a precision with their interval, and whether their mean lies in that of the reference."""
+    """Return the scores of a precision with their interval, and whether their mean is within the reference's interval."""
 
     def scores_of(name: str) -> list[float]:
         return [run["score"] for run in runs if run["precision"] == name and "score" in run]
@@ -152,7 +152,7 @@ def summary(runs: list[dict[str, Any]], precision: str, reference: str) -> dict[
 
 
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
-    """Print a line per precision."""
+    """Print one line per precision."""
     first = next(iter(rows))
     print(
         f"{'':<6}{'score':>8}{'95 % interval':>20}{'skipped':>9}{'env-steps/s':>13}  mean within that of {first}; scores"

@@ -1,10 +1,10 @@
-"""Whether prioritized replay saves samples: DQN with and without it, equal steps and samples, seed by seed.
+"""Measure whether prioritized replay saves samples: DQN with and without it, with equal steps and samples, seed by seed.
 
     python bench/prioritized_gain.py --out FILE [--task tetris] [--seeds 0,1,2,3,4] [--parallel 1] [-- OPTIONS]
 
-A task is one of TASKS, uncompiled, on one thread. Scores are those of held-out greedy games; `steps_to_score` is the step from
-which games in training reach the task's score on average. Runs are added to the file, and those that it has are not repeated.
-OPTIONS are more options of `redline train`, for all runs.
+A task is one of TASKS, run uncompiled on one thread. Scores are from held-out greedy games; `steps_to_score` is the first step
+at which training games reach the task's score on average. Runs are added to the file, and its runs are not repeated. OPTIONS
+are more options of `redline train`, for all runs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from redline.tools.bench import describe_machine
 
 
 class Task(NamedTuple):
-    """What is learned by `redline train` and `words`, and the score in training that counts as progress."""
+    """A task, trained by `redline train` and `words`, and the training score to reach."""
 
     title: str  # on the page
     words: str
     unit: str  # of scores
-    score: float  # far above that of random play
-    window: int  # games in training whose mean is compared with it
+    score: float  # to reach in training, far above random play
+    window: int  # training games whose mean is compared with `score`
     episodes: int  # of the evaluation
 
 
 TASKS = {
-    # A run takes about 45 CPU seconds of Tetris, eight minutes of Mario.
+    # A run takes about 45 CPU seconds for Tetris, eight minutes for Mario.
     "tetris": Task(
         "Tetris 6x12 with DQN on afterstates",
         "tetris --algo dqn --env.width 6 --env.height 12 --steps 60k --num-envs 128 --batch-size 256 --dqn.hidden 32 "
@@ -50,7 +50,7 @@ TASKS = {
 
 
 def train(task: Task, seed: int, prioritized: bool, options: list[str]) -> dict[str, Any]:
-    """Return the figures of one run."""
+    """Train one run and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*task.words.split(), "--seed", str(seed), "--eval-episodes", str(task.episodes)]
         words += ["--prioritized"] if prioritized else []
@@ -62,7 +62,7 @@ def train(task: Task, seed: int, prioritized: bool, options: list[str]) -> dict[
 
 
 def steps_to_score(records: list[dict[str, Any]], score: float, window: int) -> int | None:
-    """Return the first step at which the last `window` games or more had the score on average; None if there is none."""
+    """Return the first step at which the last `window` games or more reached `score` on average; None if there is none."""
     games: list[tuple[int, float]] = []  # number and mean score, by log point
     for record in records:
         if record.get("episodes"):

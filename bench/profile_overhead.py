@@ -1,11 +1,11 @@
-"""What profiling costs, whether stages add up, and how busy a GPU is in steady training.
+"""Measure the cost of profiling, whether stages add up, and how busy a GPU is in steady training.
 
     python bench/profile_overhead.py --seconds-total 190 --out overhead.json
     python bench/profile_overhead.py --device cpu --num-envs 256 --no-compile --seconds 2 --out overhead.json
 
-For Snake with PPO and DQN: the slowdown by `redline.Profiler` spans around every iteration and by the measurements that
-`redline profile` makes of an unmodified run (rounds with and without alternate; medians are compared), and the sum of the
-stages, uncompiled to save time, divided by the wall-clock. For Snake and Tetris with PPO, PQN and DQN: GPU use, by NVML or
+For Snake with PPO and DQN: the slowdown by `redline.Profiler` spans around every iteration, and by `redline profile`'s
+measurements of an unmodified run (rounds with and without alternate; medians are compared), and the sum of the stages,
+uncompiled to save time, divided by the wall-clock time. For Snake and Tetris with PPO, PQN and DQN: GPU use from NVML or
 nvidia-smi.
 """
 
@@ -48,7 +48,7 @@ def settings_of(env: str, algo: str, arguments: argparse.Namespace, compile: boo
 
 
 def seconds_of(loop: Callable[[int], None], count: int, session: Session) -> float:
-    """Return the seconds of `count` iterations: wall-clock on a GPU, CPU time on a CPU, where others may be running."""
+    """Return the seconds of `count` iterations: wall-clock on a GPU, CPU time on a CPU, which other programs may share."""
     clock = time.perf_counter if session.plan.device.type == "cuda" else time.process_time
     session.synchronize()
     started = clock()
@@ -74,7 +74,7 @@ def overhead(session: Session, seconds: float) -> dict[str, float]:
         with CompileCounter(), GpuSampler(session.plan.device):
             plain(count)
 
-    profiled(profiler.warm_up + 5)  # beyond the steps that are examined
+    profiled(profiler.warm_up + 5)  # beyond the inspected steps
     one = min(seconds_of(plain, 2, session) for _ in range(3)) / 2
     count = max(1, round(seconds / (3 * ROUNDS) / one))
     times: dict[str, list[float]] = {"plain": [], "profiled": [], "counted": []}

@@ -1,20 +1,20 @@
-"""What more ranks are worth: a model of the cost, checked against ranks on this machine.
+"""Predict the speed-up from more ranks with a cost model, checked against ranks on this machine.
 
     python bench/scaling.py --out scaling.json                                             a GPU: 1 and 2 ranks on it
     python bench/scaling.py --device cpu --num-envs 512 --ranks 1,2,4 --out scaling.json   gloo on a CPU
 
-An iteration of W ranks takes, in the model,
+In the model, an iteration of W ranks takes
 
     time of one rank's share, alone on the machine   measured: N / W environments, batch / W
     + gradient steps x time of an all-reduce         measured between W ranks here; on other links 2 (W - 1) steps, each
                                                      with a latency and 1 / W of the bytes
     x contention                                     ranks per core on a CPU, ranks per GPU on a GPU
 
-On a CPU all times are CPU times of a rank, as other programs may be running: waiting for other ranks is not in them, and
-throughput is that of cores with nothing else to do.
+On a CPU all times are CPU times of a rank, as other programs may be running: they exclude waiting for other ranks, and
+throughput is that of otherwise idle cores.
 
-The same global batch is trained throughout (strong scaling). For the predictions every GPU has the environments and batch
-that one has here (weak scaling), and latency and bandwidth are those of LINKS, which are assumed, not measured.
+The global batch is the same throughout (strong scaling). In the predictions, every GPU has the environments and batch of one
+GPU here (weak scaling), and latency and bandwidth are taken from LINKS, which are assumed, not measured.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from redline.run.session import Session
 from redline.run.settings import Settings
 from redline.tools.bench import describe_machine
 
-WARM_UP = 8  # iterations: compilation, capture, and a full replay memory where it is small
-ROUNDS = 12  # the fastest of so many counts: other programs come and go
+WARM_UP = 8  # iterations, for compilation, capture, and filling a small replay memory
+ROUNDS = 12  # the fastest of this many counts, as other programs come and go
 
 
 class Link(NamedTuple):
-    """How fast ranks talk: assumed values, of data sheets and common measurements of nccl-tests."""
+    """Speed of communication between ranks: assumed values, from data sheets and typical nccl-tests results."""
 
     latency: float  # seconds for one step of a ring
     bandwidth: float  # bytes per second that one rank sends
@@ -62,7 +62,7 @@ LINKS = {
     "Ethernet 100 Gb/s": Link(30e-6, 10e9),
     "Ethernet 25 Gb/s": Link(30e-6, 2.5e9),
 }
-# Ranks of a machine, machines, the link within and the one between them.
+# Ranks per machine, machines, the link within a machine and the link between machines.
 CLUSTERS = (
     (2, 1, "NVLink", ""),
     (4, 1, "NVLink", ""),
@@ -81,7 +81,7 @@ def all_reduce_seconds(size: int, ranks: int, link: Link) -> float:
 
 
 def exchange_seconds(size: int, local: int, machines: int, within: str, between: str) -> float:
-    """Return the seconds of an all-reduce within the machines, and of one between them for every local rank's part."""
+    """Return the seconds of an all-reduce within the machines, plus one between them for each local rank's part."""
     seconds = all_reduce_seconds(size, local, LINKS[within]) if local > 1 else 0.0
     return seconds + (all_reduce_seconds(size // local, machines, LINKS[between]) if machines > 1 else 0.0)
 
@@ -90,7 +90,7 @@ def exchange_seconds(size: int, local: int, machines: int, within: str, between:
 
 
 def plan_of(arguments: argparse.Namespace, ranks: Ranks) -> Plan:
-    """Return the plan of all ranks together."""
+    """Return the plan of the whole run, over all ranks."""
     settings = Settings(
         arguments.env,
         arguments.algo,
@@ -108,7 +108,7 @@ def plan_of(arguments: argparse.Namespace, ranks: Ranks) -> Plan:
 
 
 def iteration_seconds(plan: Plan, seconds: float) -> tuple[float, dict[str, int]]:
-    """Return the seconds of an iteration with an update, and the numbers that decide the cost of exchanges."""
+    """Return the seconds of an iteration with an update, and the numbers that determine the cost of exchanges."""
     with closing(Session(plan, to_stderr)) as session:
         while not session.learner.ready(session.remembered):
             session.iterate(1)
@@ -134,12 +134,12 @@ def _time(session: Session, count: int) -> float:
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock to measure by: the CPU time of this process, or on a GPU the time of day."""
+    """Return the clock for measurements: CPU time of this process, or wall-clock time on a GPU."""
     return time.perf_counter if device.type == "cuda" else time.process_time
 
 
 def exchanging_seconds(ranks: Ranks, size: int, seconds: float) -> float:
-    """Return the seconds of one exchange of `size` bytes of gradients between ranks that do nothing else."""
+    """Return the seconds of one exchange of `size` bytes of gradients between otherwise idle ranks."""
     flat, clock, taken = torch.zeros(size // 4, device=ranks.device), clock_of(ranks.device), []
     ends = time.perf_counter() + seconds
     while ranks.broadcast(time.perf_counter() < ends or len(taken) < 5):
@@ -163,7 +163,7 @@ def work(arguments: argparse.Namespace, launch: Launch) -> None:
 
 
 def measure_ranks(arguments: argparse.Namespace, ranks: int) -> dict[str, Any]:
-    """Start ranks with torchrun and return what rank 0 has measured."""
+    """Start ranks with torchrun and return rank 0's measurements."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/ranks.json"
         given = {name: value for name, value in vars(arguments).items() if name not in ("ranks", "out", "compile")}
@@ -177,7 +177,7 @@ def measure_ranks(arguments: argparse.Namespace, ranks: int) -> dict[str, Any]:
 
 
 def nccl_overhead(arguments: argparse.Namespace) -> float:
-    """Return the seconds of an iteration whose graph contains NCCL's all-reduce of a single rank, on a GPU."""
+    """Return the seconds of an iteration on a GPU whose graph contains a single-rank NCCL all-reduce."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(arguments.port)}
     with closing(distributed.connect(Launch(0, 1), arguments.device, 120)) as ranks:
         return iteration_seconds(plan_of(arguments, ranks), arguments.seconds)[0]
@@ -187,7 +187,7 @@ def nccl_overhead(arguments: argparse.Namespace) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return measured and predicted iterations of ranks here, and predictions for machines with more GPUs."""
+    """Return measured and predicted iterations with several ranks here, and predictions for machines with more GPUs."""
     whole = plan_of(arguments, SINGLE)
     on_gpu = whole.device.type == "cuda"
     alone, counts = iteration_seconds(whole, arguments.seconds)

@@ -1,10 +1,10 @@
-"""Seconds from SIGTERM to a durable checkpoint and to the end of the process, with a full replay memory.
+"""Measure the seconds from SIGTERM to a durable checkpoint and to the process's exit, with a full replay memory.
 
     python bench/sigterm.py --out sigterm.json
     python bench/sigterm.py --device cpu --transitions 100k --num-envs 256 --no-compile --out sigterm.json
 
-Trains Snake with DQN as a program until the replay memory is full, sends SIGTERM, and does so again with the continued run.
-A checkpoint is durable when its folder has its public name: all files are written and synced by then.
+Train Snake with DQN in a separate process until the replay memory is full, send SIGTERM, and repeat with the resumed run. A
+checkpoint is durable once its folder has its public name: all files have been written and synced by then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redline.run.options import parse_value
 from redline.run.run_folder import to_stderr, write_json
 from redline.tools.bench import describe_machine
 
-WAIT = 300.0  # seconds until the memory is full, at most
+WAIT = 300.0  # maximum seconds until the memory is full
 
 
 def command(arguments: argparse.Namespace, run_dir: Path) -> list[str]:
@@ -36,7 +36,7 @@ def command(arguments: argparse.Namespace, run_dir: Path) -> list[str]:
 
 
 def last_steps(run_dir: Path) -> int:
-    """Return the environment steps of the newest log record; 0 without one."""
+    """Return the environment steps of the newest log record; 0 if there is none."""
     try:
         return int(json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["env_steps"])
     except (OSError, ValueError, IndexError):
@@ -49,7 +49,7 @@ def checkpoints(run_dir: Path) -> set[str]:
 
 
 def interrupt(arguments: argparse.Namespace, run_dir: Path, least_steps: int) -> dict[str, Any]:
-    """Train until `least_steps`, send SIGTERM and return the seconds until the checkpoint is there and until the end."""
+    """Train until `least_steps`, send SIGTERM and return the seconds to a durable checkpoint and to the exit."""
     before, started = checkpoints(run_dir), time.monotonic()
     with open(run_dir.with_suffix(".log"), "ab") as log:
         process = subprocess.Popen(command(arguments, run_dir), stdout=subprocess.PIPE, stderr=log, text=True)

@@ -1,7 +1,7 @@
-"""Hooks of mkdocs: files of the repository that pages link to, such as examples and results, become part of the site.
+"""Hooks for mkdocs: add repository files that pages link to, such as examples and results, to the site.
 
-Pages link to them by their path in the repository (`../examples/own_training_loop.py`), which lies outside of the
-site's source. The site holds a copy of each under `repository/`, as text that a browser shows.
+Pages link to files by their path in the repository (`../examples/own_training_loop.py`), which is outside of the site's source.
+The site contains a copy of each under `repository/`, as text that browsers display.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page with its links to the repository leading to the copies."""
+    """Return the page with its links to repository files pointing to the copies."""
     folder = os.path.dirname(page.file.src_uri)
 
     def rewrite(match: re.Match[str]) -> str:
@@ -43,7 +43,7 @@ def _target(page_uri: str, link: str) -> Path:
 
 
 def _site_uri(page_uri: str, link: str) -> str:
-    """Return where the site holds a file that a page links to; empty for a file of docs/ or one that does not exist."""
+    """Return the site's path for a linked file; empty for files in docs/ and files that do not exist."""
     target = _target(page_uri, link)
     if target.is_relative_to(ROOT / "docs") or not target.is_relative_to(ROOT) or not target.is_file():
         return ""

@@ -1,15 +1,15 @@
 """Train for half an hour with a fault every 20 to 40 seconds: `python bench/soak.py [--minutes 30] [--out FILE.json]`.
 
-A supervisor, such as a cluster has, starts `redline train` again with the same words whenever it ends. Faults, in random order:
+Like a cluster's supervisor, it restarts `redline train` with the same words whenever it ends. Faults, in random order:
 
     kill       SIGKILL to the learner                      actor   SIGKILL to an actor process
     sigterm    SIGTERM, the notice of a preemption         hang    an environment never returns from a step
     disk_full  no file may grow for 8 seconds              nan     weights become NaN (twice), later a gradient
     corrupt    a byte of the newest checkpoint is flipped, then SIGKILL
 
-A fault is recovered from once training has passed the step it had reached before. Then a run without faults trains for as
-many steps and both are evaluated. The report (Markdown on standard output, JSON in --out) tells faults injected and recovered,
-the steps lost, the scores and the memory of the process. Exits with 1 unless every fault was recovered from.
+A run has recovered from a fault once training has passed the step reached before it. Then a run without faults trains for
+equally many steps, and both are evaluated. The report (Markdown on standard output, JSON in --out) gives faults injected and
+recovered, steps lost, scores and the memory of the process. Exits with 1 unless the run recovered from every fault.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ ENDING = ("kill", "sigterm", "corrupt")  # faults that end the process
 CHECKPOINT_SECONDS = 6.0
 FULL_SECONDS = 8.0
 ENV_TIMEOUT = 5.0
-_MAX_EXITS = 5  # processes that end without a fault, until the soak gives up
-RECOVERY_SECONDS = 120.0  # later than that is not recovered
+_MAX_EXITS = 5  # unexpected exits before the soak gives up
+RECOVERY_SECONDS = 120.0  # limit for recovering from a fault
 
 
 @dataclass
 class Fault:
-    """One injected fault and how it went."""
+    """One injected fault and its outcome."""
 
     kind: str
     second: float  # of the soak
     at_step: int  # the last step logged before it
-    resumed_step: int | None = None  # of the checkpoint that the next process continued from
-    recovery_seconds: float | None = None  # until training passed `at_step`; None: it did not
+    resumed_step: int | None = None  # of the checkpoint from which the next process resumed
+    recovery_seconds: float | None = None  # until training passed `at_step`; None: it never did
     exit_code: int | None = None  # of the process, if it ended
     last_words: str = ""  # of a process that ended with an error
 
@@ -62,7 +62,7 @@ class Fault:
 
 @dataclass
 class Soak:
-    """The run that is disturbed: its folder, its process and everything that was seen of it."""
+    """The disturbed run: its folder, its process and all observations of it."""
 
     folder: Path
     words: list[str]
@@ -71,18 +71,18 @@ class Soak:
     every: tuple[float, float]
     started: float = field(default_factory=time.monotonic)
     faults: list[Fault] = field(default_factory=list)
-    exits: list[int] = field(default_factory=list)  # of processes that no fault was meant to end
+    exits: list[int] = field(default_factory=list)  # of processes that no fault should have ended
     memory: list[tuple[float, int, float]] = field(default_factory=list)  # second, process, bytes
     starts: int = 0
     nans: int = 0
-    first_step: int | None = None  # that the log had when this process began
+    first_step: int | None = None  # in the log when this process started
     last_exit: int = 0
-    left: list[str] = field(default_factory=list)  # kinds of this round
+    left: list[str] = field(default_factory=list)  # remaining kinds of this round
 
     # ---- the process
 
     def start(self) -> None:
-        """Start training. Faults inside a process wait for a file that bears their name."""
+        """Start training. Faults inside the process are triggered by a file with their name."""
         rules = {"hang": "hang@env.step", "nan_weights": "nan@weights", "nan_gradient": "nan@gradient"}
         faults = ",".join(f"{rule}:{self.folder / name}" for name, rule in rules.items())
         self.starts += 1
@@ -93,28 +93,28 @@ class Soak:
         self.born, self.first_step = time.monotonic(), None
 
     def _next_kind(self) -> str:
-        """Return kinds in random order, each once before any comes again."""
+        """Return the next kind, in random order: each kind once before any repeats."""
         self.left = self.left or self.rng.sample(self.kinds, len(self.kinds))
         return self.left.pop()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the last records that the run has logged, the newest last."""
+        """Return the run's last log records, the newest last."""
         try:
             lines = (self.folder / "run" / "metrics.jsonl").read_bytes().splitlines()[-4:]
         except OSError:
             return []
         records = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # a line that is being written
+            with contextlib.suppress(ValueError):  # a partially written line
                 records.append(json.loads(line))
         return records
 
     def step(self) -> int:
-        """Return the last step that the run has logged."""
+        """Return the last logged step of the run."""
         return max((record["env_steps"] for record in self.records()), default=0)
 
     def watch(self) -> None:
-        """Note memory and progress; start the process again where it has ended."""
+        """Record memory and progress; restart the process if it has ended."""
         now = time.monotonic()
         code = self.process.poll()
         if code is not None:
@@ -147,12 +147,12 @@ class Soak:
                 fault.recovery_seconds = waited
 
     def _over(self, fault: Fault, waited: float) -> bool:
-        """Whether the fault has had its effect, so that progress means recovery."""
+        """Return whether the fault has taken effect, so that progress means recovery."""
         if fault.kind in ENDING:
             return fault.exit_code is not None
         if fault.kind == "hang":
             return waited > ENV_TIMEOUT and not (self.folder / "hang").exists()
-        if fault.kind == "nan":  # no update was skipped lately
+        if fault.kind == "nan":  # no update was skipped recently
             skipped = [record.get("skipped_updates") for record in self.records()]
             return waited > 5.0 and not any(self.folder.glob("nan_*")) and len(set(skipped)) == 1 < len(skipped)
         return waited > {"disk_full": FULL_SECONDS, "actor": 3.0}.get(fault.kind, 0.0)
@@ -161,7 +161,7 @@ class Soak:
         return sorted((self.folder / "run" / "checkpoints").glob("ckpt-*"))
 
     def _newest_good(self) -> int:
-        """Return the step of the newest checkpoint that the run can continue from; 0: it starts anew."""
+        """Return the step of the newest checkpoint from which the run can resume; 0 if there is none."""
         steps = [int(path.name[5:17]) for path in self._checkpoints() if path.name not in self._damaged()]
         return max(steps, default=0)
 
@@ -172,7 +172,7 @@ class Soak:
     # ---- faults
 
     def run(self, seconds: float, least: int) -> None:
-        """Train for so long, and until `least` faults were injected."""
+        """Train for `seconds`, and until at least `least` faults were injected."""
         self.start()
         due, kind = self.rng.uniform(*self.every), self._next_kind()
         while time.monotonic() - self.started < seconds or len(self.faults) < least:
@@ -184,7 +184,7 @@ class Soak:
         self._settle()
 
     def _ready(self, kind: str) -> bool:
-        """Whether this process trains, so that a fault disturbs it, and has checkpoints to damage."""
+        """Return whether this process is training, so that a fault disturbs it, and has checkpoints to damage if needed."""
         trains = self.first_step is not None and self.step() > self.first_step
         return trains and (kind != "corrupt" or len(self._checkpoints()) > 1)
 
@@ -217,7 +217,7 @@ class Soak:
                 if self.process.poll() is None:
                     resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
             case "nan":
-                # A run goes back to earlier weights three times at most, each time with a lower learning rate.
+                # A run rolls back at most three times, each time lowering the learning rate.
                 self.nans += 1
                 (self.folder / ("nan_weights" if self.nans <= 2 else "nan_gradient")).touch()
 
@@ -246,7 +246,7 @@ class Soak:
 
 
 def redline(words: list[str]) -> dict[str, Any]:
-    """Run a command that must succeed and return its result."""
+    """Run a Redline command that must succeed and return its JSON result."""
     line = [sys.executable, "-m", "redline", *words]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
@@ -256,7 +256,7 @@ def redline(words: list[str]) -> dict[str, Any]:
 
 
 def command(folder: Path, arguments: argparse.Namespace, *budget: str) -> list[str]:
-    """Return the words of the training, with its run folder in `folder`."""
+    """Return the words of the training command, with its run folder in `folder`."""
     words = [
         "train",
         "gym:CartPole-v1",
@@ -286,7 +286,7 @@ def score(folder: Path) -> dict[str, Any]:
 
 
 def quiet_run(folder: Path, arguments: argparse.Namespace, steps: int) -> dict[str, Any]:
-    """Train without faults for so many steps and return the evaluation."""
+    """Train without faults for `steps` steps and return the evaluation."""
     folder.mkdir()
     redline(command(folder, arguments, "--steps", str(steps), "--json"))
     return score(folder)

@@ -1,11 +1,11 @@
-"""Seconds from the command `redline train` to the first gradient step, and to the first compiled one.
+"""Measure the seconds from the command `redline train` to the first gradient step, and to the first compiled one.
 
     python bench/start.py --out start.json
     python bench/start.py --compare ../before/src --out start.json        (beside another tree, in turns)
 
-Cold: with empty caches of the compiler and of measurements. The first cold start goes on until it is compiled and leaves
-its caches to the warm ones; later ones end at their first gradient step.
-Processor seconds are those of the process and its children: on a busy machine they tell more than the clock.
+Cold starts have empty caches of the compiler and of measurements. The first cold start continues until it is compiled and
+leaves its caches to the warm ones; later ones end at their first gradient step.
+CPU seconds cover the process and its children: on a busy machine they are more meaningful than wall-clock time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import psutil
 from redline.run.run_folder import to_stderr, write_json
 from redline.tools.bench import describe_machine
 
-WAIT = 900.0  # seconds for one start, at most
+WAIT = 900.0  # maximum seconds for one start
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def updates(run_dir: Path) -> int:
-    """Return the gradient steps of the newest log record; 0 without one."""
+    """Return the gradient steps of the newest log record; 0 if there is none."""
     try:
         return int(json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["updates"])
     except (OSError, ValueError, IndexError):
@@ -40,7 +40,7 @@ def updates(run_dir: Path) -> int:
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """Return the processor seconds of a process and its children, those that have ended included."""
+    """Return the CPU seconds of a process and its children, including ended ones."""
     total = 0.0
     for each in (process, *process.children(recursive=True)):
         try:
@@ -52,7 +52,7 @@ def processor_seconds(process: psutil.Process) -> float:
 
 
 def start(source: Path, caches: Path, words: list[str], to_the_end: bool) -> dict[str, Any]:
-    """Start a run and return its seconds to the first gradient step; with `to_the_end`, those of its stages, too."""
+    """Start a run and return its seconds to the first gradient step; with `to_the_end`, also those of its stages."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH")))),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
@@ -96,7 +96,7 @@ def start(source: Path, caches: Path, words: list[str], to_the_end: bool) -> dic
 
 
 def measure(sources: dict[str, Path], repeats: int, words: list[str]) -> list[dict[str, Any]]:
-    """Return a row for every tree, cold and warm; the trees take turns, so that they meet the same neighbours."""
+    """Return a row for every tree, cold and warm; the trees take turns, so that other programs affect them equally."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         kept = {tree: Path(folder) / tree for tree in sources}

@@ -1,8 +1,8 @@
-"""The linear controllers of the literature on our engine: speed, and lines a game beside what was published.
+"""Measure published linear Tetris controllers on our engine: speed, and lines per game compared with the literature.
 
-DT-10 and DT-20 (Scherrer et al., JMLR 16:1629) weigh nine features of the board after a placement. Pieces are uniform and
-there is no preview. If our rules and features are the literature's, they clear what was published: on 10x10 about 5,000 and
-4,300 lines, on 10x20 about 29 and 51 million (of which a budget of steps gives the censored estimate: lines per game over).
+DT-10 and DT-20 (Scherrer et al., JMLR 16:1629) weight nine features of the board after a placement. Pieces are uniform and
+there is no preview. If our rules and features match the literature's, they clear the published numbers: about 5,000 and 4,300
+lines on 10x10, about 29 and 51 million on 10x20 (a step budget gives their censored estimate: lines per game over).
 
     python bench/tetris.py play [--games 10000]            lines a game on 10x10
     python bench/tetris.py play --height 20 --steps 10G    the censored estimate on 10x20
@@ -35,14 +35,14 @@ NAMES = (
     *("landing_height", "eroded_cells", "row_transitions", "column_transitions", "holes", "wells"),
     *("hole_depth", "rows_with_holes", "diversity"),
 )
-WEIGHTS = {  # landing height is counted in half rows here
+WEIGHTS = {  # landing height is measured in half rows here
     "DT-10": (-2.18 / 2, 2.42, -2.17, -3.31, 0.95, -2.22, -0.81, -9.65, 1.27),
     "DT-20": (-2.68 / 2, 1.38, -2.41, -6.32, 2.03, -2.71, -0.43, -9.48, 0.89),
 }
 
 
 def controller(name: str, device: torch.device) -> Any:
-    """A policy: the legal placement whose afterstate (N, A, F) scores highest."""
+    """Return the policy that takes the legal placement whose afterstate (N, A, F) scores highest."""
     weights = torch.zeros(len(tetris.FEATURES))
     for feature, weight in zip(NAMES, WEIGHTS[name], strict=True):
         weights[tetris.FEATURES.index(feature)] = weight
@@ -57,7 +57,7 @@ def controller(name: str, device: torch.device) -> Any:
 
 
 class Greedy:
-    """N boards in static buffers, each placing its piece where a controller says; one call is one placement of all."""
+    """N boards in static buffers, played by a controller; one call is one placement on all boards."""
 
     def __init__(
         self, rules: Rules, name: str, boards: int, device: torch.device, compiler: fast.Compiler, graph: bool

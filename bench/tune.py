@@ -1,7 +1,7 @@
-"""Tune environments beside the defaults: `python bench/tune.py [--envs snake,tetris] [--seconds 40] [--out FILE]`.
+"""Compare tuned settings with the defaults: `python bench/tune.py [--envs snake,tetris] [--seconds 40] [--out FILE]`.
 
-For each environment, `redline tune` searches for at most so many seconds; the ratio to the defaults comes from its last round,
-in which both train as a user would, in turns. It is 1 where the defaults stay.
+For each environment, `redline tune` searches for at most --seconds; the ratio to the defaults comes from its last round, in
+which both train in turns as in real training. It is 1 if the defaults win.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What viewers cost a run in training: throughput with four of them on its page against none.
+"""Measure what viewers cost a run in training: throughput with four of them on its page, compared with none.
 
     python bench/viewers.py --out bench/results/viewers-h200.json [--seconds 8] [--pairs 8] [--env snake] [train options]
 
-One run trains with --dashboard. Viewers connect and leave in turns, so that both cases see the same machine and the same
-stage of training; each pair of neighbouring windows gives a ratio. Viewers read every message and draw nothing: a browser
-on the same machine would need CPU time of its own.
+One run trains with --dashboard. Viewers connect and disconnect in turns, so that both cases see the same machine and the same
+stage of training; each pair of neighbouring windows gives a ratio. Viewers read every message and draw nothing: a browser on
+the same machine would itself use CPU time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import websockets.sync.client
 from redline.tools.bench import describe_machine
 
 VIEWERS = 4
-SETTLE = 2.0  # seconds after a change that do not count
+SETTLE = 2.0  # seconds ignored after a change
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, train_options: list[str], run: Path) -> dict[str, Any]:
-    """Train, let viewers come and go, and return the throughputs."""
+    """Train while viewers come and go, and return the throughputs."""
     command = [sys.executable, "-m", "redline", "train", options.env, "--run-dir", str(run), "--dashboard"]
     command += ["--minutes", "60", "--eval-episodes", "0", *train_options]
     # A program stays the leader of its group: ending it ends nothing else.
@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace, train_options: list[str], run: Path) ->
 
 
 def find_address(training: subprocess.Popen[str]) -> str:
-    """Return the address that training prints; keep reading its messages afterwards, so that it never waits."""
+    """Return the address printed by training; keep reading its messages afterwards, so that it never blocks."""
     assert training.stderr is not None
     for line in training.stderr:
         if match := re.search(r"Dashboard: (http://\S+)", line):
@@ -117,7 +117,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_updates(run: Path, training: subprocess.Popen[str]) -> None:
-    """Wait until training is at its usual pace: some log points after the first update, when all is compiled."""
+    """Wait until training has reached its usual speed: a few log points after the first update, when all is compiled."""
     while sum(bool(record["updates"]) for record in records(run)) < 5:
         if training.poll() is not None:
             raise SystemExit("training ended early")
@@ -133,7 +133,7 @@ def throughput(run: Path, seconds: float) -> float:
 
 
 class Crowd:
-    """Viewers that read everything."""
+    """Viewers that read all messages."""
 
     def __init__(self, url: str) -> None:
         address = url.replace("http://", "ws://") + "socket"

@@ -1,4 +1,4 @@
-"""The algorithms, by name: modules of this folder, entry points of the group `redline.algos`, and modules from outside.
+"""Algorithms, by name: modules of this folder, entry points of the group `redline.algos`, and modules from outside.
 
 A module is an algorithm if it defines `Config` and `Learner`; `redline.algos.algorithm` lists all members. Importing this
 package and listing names does not import torch.
@@ -35,7 +35,7 @@ def load(name: str) -> Algorithm:
 
 
 def failures() -> dict[str, str]:
-    """Return a sentence for each registered algorithm that cannot be loaded, by name."""
+    """Return an error message for each registered algorithm that cannot be loaded, by name."""
     return registry.failures()
 
 

@@ -34,7 +34,7 @@ def _once(config: Any, num_envs: int, accumulate: int) -> float:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm: its module's members by their names there. Members with a default may be left out of the module."""
+    """An algorithm: the members of its module, under the same names. A module may omit members that have a default."""
 
     name: str  # as in --algo: `a2c`, `my_package.a2c`
     group: str  # of its options, the last part of the name: --a2c.*
@@ -52,17 +52,17 @@ class Algorithm:
     # (N, A) float32, whose largest entry is the greedy action.
     policy_network: Callable[[Spec, Any, dict[str, Tensor]], nn.Module]
 
-    POLICY_OUTPUTS: tuple[str, ...] = ()  # names of what `select_actions` returns besides actions
+    POLICY_OUTPUTS: tuple[str, ...] = ()  # names of the outputs `select_actions` returns besides actions
     STOCHASTIC: bool = False  # policy_network returns logits: actions can be sampled (`redline eval --sample`)
     RESUME_FIXED: tuple[str, ...] = ()  # options that a resumed run must keep
     PRESETS: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # --preset: option -> value
 
-    # (config, num_envs, names of the options the user gave) -> config with dependent options filled in, reasons by option.
+    # (config, num_envs, names of the options the user set) -> config with dependent options filled in, reasons by option.
     fill_defaults: Callable[[Any, int, Collection[str]], tuple[Any, dict[str, str]]] = _fill_nothing
-    # (config, spec, bytes of one State, num_envs) -> bytes of rollouts and replay memory on the device, by
-    # the option that decides them. Networks, gradients and temporaries are measured.
+    # (config, spec, bytes of one State, num_envs) -> bytes of rollouts and replay memory on the device, keyed by
+    # the option that sets their size. Networks, gradients and temporaries are measured instead.
     memory_bytes: Callable[[Any, Spec, int, int], dict[str, int]] = _unknown_memory
-    # (config, num_envs, accumulate) -> how often the learner trains on each environment step, on average.
+    # (config, num_envs, accumulate) -> average number of times the learner trains on each environment step.
     samples_per_step: Callable[[Any, int, int], float] = _once
 
     @property
@@ -90,7 +90,7 @@ _OPTIONAL = {
 
 
 def from_module(name: str, module: ModuleType) -> Algorithm:
-    """Return the Algorithm of a module. A missing or wrong member raises UserError with its name and expected form."""
+    """Return the Algorithm defined by a module. A missing or wrong member raises UserError with its name and expected form."""
     members = {member: getattr(module, member) for member in (*_REQUIRED, *_OPTIONAL) if hasattr(module, member)}
     for member, expected in (_REQUIRED | _OPTIONAL).items():
         if member in members:
@@ -112,7 +112,7 @@ def from_module(name: str, module: ModuleType) -> Algorithm:
 
 
 def _holds(member: str, value: Any) -> bool:
-    """Return whether a member has the type it must have."""
+    """Return whether a member has the expected type."""
     if member == "Config":
         return not _config_problem(value)
     if member == "Learner":

@@ -1,4 +1,4 @@
-"""Value networks over one observation: MLP, CNN, ResNet, Pixels and Columns, and the choice among them.
+"""Value networks over one observation: MLP, CNN, ResNet, Pixels and Columns, and `make_body`, which chooses one.
 
 forward(obs (B, …), legal (B, A) bool or None) -> (B, A) float32; `chosen(obs, action (B,))` -> (B,).
 """
@@ -38,13 +38,13 @@ class Flat(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         flat = self.scale(obs).flatten(1)
-        if obs.device.type == "cpu":  # which the compiler pads eight times slower than it concatenates
+        if obs.device.type == "cpu":  # compiled, padding takes eight times as long as concatenating there
             return torch.cat([flat, flat.new_zeros(flat.shape[0], self.pad)], 1)
         return F.pad(flat, (0, self.pad))
 
 
 def flat_then_dense(flat: Flat, dense: Dense | TwinMLP, obs: Tensor, fused: bool) -> Tensor:
-    """Return dense(flat(obs)), with `fused` from one kernel for all layers where there is one."""
+    """Return dense(flat(obs)); with `fused`, a single kernel computes it if it supports these layers."""
     if fused and obs.is_cuda:
         rows, layers, half = obs.flatten(1), dense.layers_to_fuse(), precision(obs)
         if suits(rows, layers, dense.norm, half):
@@ -124,8 +124,8 @@ class CNN(nn.Module):
 class ResNet(nn.Module):
     """IMPALA's network (Espeholt et al. 2018): stages of a convolution and two residual blocks, then dense layers.
 
-    Every stage but the first ends its convolution with a max-pooling of 3x3 cells and stride `stride`; so does the first if
-    the image has 32x32 cells or more. (B, C, H, W) -> (B, A) float32.
+    In every stage but the first, a 3x3 max-pooling with stride `stride` follows the convolution; in the first stage too if
+    the image has at least 32x32 cells. (B, C, H, W) -> (B, A) float32.
     """
 
     def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
@@ -206,7 +206,7 @@ Body = MLP | CNN | ResNet | Pixels | Columns
 
 
 def make_body(spec: Spec, config: NetworkConfig, dueling: bool = False) -> Body:
-    """Return the network that `config.net` names, or that suits the observation."""
+    """Return the network named by `config.net`; `auto` chooses it by the shape of the observation."""
     networks: dict[str, type[Body]] = {
         "mlp": MLP,
         "cnn": CNN,
@@ -225,7 +225,7 @@ def make_body(spec: Spec, config: NetworkConfig, dueling: bool = False) -> Body:
 
 
 def body_kind(spec: Spec, config: NetworkConfig) -> str:
-    """Return the name of the network; `auto` chooses an MLP for flat observations and up to 512 inputs, else a CNN."""
+    """Return the name of the network; `auto` chooses a CNN for planes with more than 512 inputs, else an MLP."""
     board, kind = len(spec.obs_shape) == 3, config.net
     if kind == "auto":
         return "cnn" if board and math.prod(spec.obs_shape) > 512 else "mlp"

@@ -1,8 +1,8 @@
-"""A network that convolves along the columns of a board, each of them seen whole.
+"""Networks of convolutions over whole columns of a board.
 
-Where things fall, columns are what counts: their heights, their gaps, and how neighbours differ. Filters of three whole columns
-see all of that at once, and what they learn at one place of the board holds at every other. A 3x3 filter would see a tenth
-of it, for every cell.
+When pieces fall, columns matter: their heights, their gaps, and the differences between neighbours. A filter over three whole
+columns sees all of them, and its weights are shared between all places of the board. A 3x3 filter sees a tenth as much and is
+applied to every cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redline.core.records import Spec
 class ColumnConv(nn.Linear):
     """A convolution over three neighbouring columns, with ReLU. (B, W, C) -> (B, W, out).
 
-    Beside the board are columns of ones: walls, as high as the board.
+    The board is padded with a column of ones on each side: walls as high as the board.
     """
 
     def __init__(self, channels: int, out: int) -> None:
@@ -40,7 +40,7 @@ class ColumnConv(nn.Linear):
 class ColumnNet(nn.Module):
     """Convolutions along the columns, then dense layers. (B, W, C) and extras (B, E) -> (B, A) float32.
 
-    The last layer is float32 in any precision: rounded to bfloat16, values of 13 would be told apart in steps of 1/16 only.
+    The last layer is always computed in float32: near 13, bfloat16 resolves values only in steps of 1/16.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ColumnNet(nn.Module):
 
 
 class Columns(nn.Module):
-    """A ColumnNet over planes, whose rows are the channels of a column. (B, C, H, W) -> (B, A) float32."""
+    """A ColumnNet over planes; the channels of a column are its C * H cells. (B, C, H, W) -> (B, A) float32."""
 
     def __init__(self, spec: Spec, config: NetworkConfig, dueling: bool = False) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Columns(nn.Module):
 
 
 class AfterstateColumns(nn.Module):
-    """A ColumnNet over the board of an afterstate; its other features join the dense layers. (B, F) -> (B, A) float32.
+    """A ColumnNet over the board of an afterstate; other features go to the dense layers. (B, F) -> (B, A) float32.
 
     Features are the reward, the cells of the board row by row, and any others.
     """

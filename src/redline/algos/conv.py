@@ -13,27 +13,27 @@ from redline.algos import fused_conv, rectified
 from redline.algos.dense import activate, precision, round_up
 from redline.engine.triton_use import HALF
 
-# Up to this many cells of a board, and inputs of a neighbourhood, a matrix product is faster than a convolution.
+# For boards and neighbourhoods up to this size, a matrix product is faster than a convolution.
 _MAX_CELLS, _MAX_NEIGHBOURHOOD = 1024, 128
-_MAX_DENSE_INPUTS = 512  # up to this many inputs a GPU multiplies the whole board at once
+_MAX_DENSE_INPUTS = 512  # up to this many inputs, a GPU multiplies the whole board in one product
 
 
 class Conv(nn.Module):
     """A 3x3 convolution of boards with channels last: (B, H, W, C) -> (B, H', W', out).
 
-    With few channels it is computed as a matrix product of each cell's neighbourhood (im2col): a GPU's convolution of three
-    channels took a third of a training step, most of it for the gradient of a few weights. On a GPU a small board is
-    multiplied as a whole, with a matrix that holds each weight wherever it applies and zeros elsewhere: ten times the
-    arithmetic, but no neighbourhoods to write out, and all cells are columns of one product.
+    With few channels it is computed as a matrix product of each cell's neighbourhood (im2col): on a GPU, cuDNN's convolution
+    of three channels took a third of a training step, mostly for the gradient of a few weights. On a GPU a small board is
+    multiplied as a whole by a matrix that holds each weight wherever it applies and zeros elsewhere: ten times the
+    arithmetic, but neighbourhoods are not written to memory, and one product computes all cells.
     """
 
     placement: Tensor | None
-    channels_last = True  # memory layout in which torch's convolution gets the boards; False: NCHW
+    channels_last = True  # memory layout of the boards passed to torch's convolution; False: NCHW
 
     def __init__(
         self, channels: int, out: int, stride: int = 1, board: tuple[int, int] = (0, 0), padding: bool = True
     ) -> None:
-        """board: rows and columns of a board with few channels; (0, 0) where there are many.
+        """board: rows and columns of a board with few channels; (0, 0) if there are many.
 
         padding: surround the board with zeros, so that it keeps its size.
         """
@@ -43,14 +43,14 @@ class Conv(nn.Module):
         self.pad = round_up(9 * channels, 8) - 9 * channels if few else round_up(channels, 8) - channels
         self.product = nn.Linear(9 * channels + self.pad, out) if few else None
         self.conv = None if few else nn.Conv2d(channels + self.pad, out, 3, stride=stride, padding=self.padding)
-        # Padded inputs are always 0: scale initial weights as if they were not there.
+        # Padding inputs are always 0: scale initial weights as if there were none.
         self.gain = math.sqrt((9 * channels + self.pad) / (9 * channels) if few else (channels + self.pad) / channels)
         whole = few and math.prod(board) * channels <= _MAX_DENSE_INPUTS
         placement = _placement(*board, channels, self.padding, 9 * channels + self.pad) if whole else None
         self.register_buffer("placement", placement, persistent=False)
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """Return the convolution of x, or its ReLU."""
+        """Return the convolution of x, or its ReLU if `relu`."""
         if self.product is None:
             return self._convolve(x, relu)
         out = self.as_dense(x) if self.placement is not None and x.is_cuda else self.as_im2col(x)
@@ -61,7 +61,7 @@ class Conv(nn.Module):
         return self.product is not None and fused_conv.suits(obs, self.product.out_features, precision(obs))
 
     def from_observations(self, obs: Tensor, scale: Tensor, norm: bool) -> Tensor:
-        """Return the ReLU of the convolution of obs * scale, after layer normalisation if `norm`, from one kernel."""
+        """Return the ReLU of the convolution of obs * scale, layer-normalised first if `norm`, computed by one kernel."""
         assert self.product is not None
         scale, half = scale.flatten(), precision(obs)
         return fused_conv.board_conv(obs, scale, self.product.weight, self.product.bias, self.padding, norm, half)
@@ -136,13 +136,13 @@ class Residual(nn.Module):
 class PixelConv(nn.Linear):
     """A convolution without padding or bias of images with channels last: (B, H, W, C) -> (B, H', W', out).
 
-    A convolution with a stride is computed as one with stride 1 over blocks of stride x stride cells whose cells are channels
-    (space to depth): with four frames these are 64 channels, which processors multiply well. Training on a CPU, whose library
-    is slow at a convolution's gradients, uses products of neighbourhoods (im2col): an eighth less time for a whole step.
+    A strided convolution is computed with stride 1 over blocks of stride x stride cells, whose cells become channels (space
+    to depth): four frames give 64 channels, which hardware multiplies efficiently. On a CPU, whose library computes gradients
+    of convolutions slowly, training uses products of neighbourhoods (im2col): a whole step takes an eighth less time.
     Weights are stored in the order (block row, block column, cell row, cell column, channel).
     """
 
-    channels_last = True  # memory layout in which torch's convolution gets the images; False: NCHW
+    channels_last = True  # memory layout of the images passed to torch's convolution; False: NCHW
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int) -> None:
         """kernel: a multiple of stride."""
@@ -150,7 +150,7 @@ class PixelConv(nn.Linear):
         self.stride, self.kernel_blocks = stride, kernel // stride
 
     def output_size(self, cells: int) -> int:
-        """Return the rows or columns of the output for `cells` of the input; 0 or less if there are too few."""
+        """Return the output's height or width for an input height or width of `cells`; 0 or less if that is too small."""
         return cells // self.stride - self.kernel_blocks + 1
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -169,7 +169,7 @@ class PixelConv(nn.Linear):
     def forward_uint8(self, planes: Tensor, scale: Tensor) -> Tensor:
         """Return the convolution of images (B, C, H, W) uint8, which need no gradient.
 
-        Arranging them takes half the time of `forward`: four bytes are moved as one int32.
+        Rearranging them takes half the time it takes in `forward`: four bytes are moved as one int32.
         """
         batch, channels, rows = len(planes), planes.shape[1], planes.shape[2] // 4
         four = planes[:, :, : 4 * rows].contiguous().view(-1).view(torch.int32).view(batch, channels, rows, 4, -1)
@@ -179,12 +179,12 @@ class PixelConv(nn.Linear):
         return (self.as_im2col if torch.is_grad_enabled() else self.as_conv)(blocks, weight)
 
     def scaled_weight(self, scale: Tensor) -> Tensor:
-        """Return the weights (out, cells, C) for inputs to be multiplied by `scale` (C,): there are fewer weights."""
+        """Return the weights (out, cells, C) times `scale` (C,): cheaper than scaling the inputs, which are more."""
         weight: Tensor = self.weight.unflatten(1, (-1, len(scale)))
         return weight * scale
 
     def as_conv(self, blocks: Tensor, weight: Tensor) -> Tensor:
-        """Compute the convolution of blocks by torch's convolution."""
+        """Compute the convolution of blocks with torch's convolution."""
         filters = weight.view(len(weight), self.kernel_blocks, self.kernel_blocks, -1)
         planes, filters = blocks.permute(0, 3, 1, 2), filters.permute(0, 3, 1, 2)
         if not self.channels_last:
@@ -211,8 +211,8 @@ class PixelConv(nn.Linear):
 class PixelBatchNorm(nn.Module):
     """Normalise each channel over the batch, scale and shift it, and apply a ReLU. (B, H, W, C) -> the same shape.
 
-    Where gradients are computed, the batch's own statistics apply and the running ones follow them; acting, targets and
-    evaluation use the running ones. So the network has no mode that could be set wrongly, and the copies that act share them.
+    With gradients enabled it uses and tracks the statistics of the batch; without (acting, targets, evaluation), the running
+    statistics. So there is no train or eval mode to set wrongly, and the copies used for acting share the statistics.
     """
 
     running_mean: Tensor
@@ -234,8 +234,8 @@ class PixelBatchNorm(nn.Module):
 class PixelNorm(nn.Module):
     """Normalise each image, scale and shift its channels, and apply a ReLU. (B, H, W, C) -> the same shape.
 
-    It is a group norm with one group. Normalised cell by cell, noise would be amplified to the level of the signal, and many
-    short rows take longer than few long ones.
+    It is a group norm with one group. Normalising each cell separately would amplify noise to the level of the signal, and
+    normalising many short rows takes longer than a few long ones.
     """
 
     def __init__(self, channels: int) -> None:

@@ -1,6 +1,6 @@
-"""Triton kernels of `fused_conv`: 3x3 convolutions of boards with few planes, from observations as games make them.
+"""Triton kernels of `fused_conv`: 3x3 convolutions of boards with few planes, read directly from a game's observations.
 
-Imported only where Triton is installed. A tile is a number of output cells of any boards. Their neighbourhoods are read
+Imported only where Triton is installed. A tile is a group of output cells, of any boards. Their neighbourhoods are read
 straight from the observations x (B, C, H, W); sums are float32. Column (3 i + j) * C + c of the weight (outputs, columns) is
 plane c of neighbour (i, j).
 """
@@ -21,7 +21,7 @@ def _neighbourhoods(
     x, scale, cell, exists, dtype: tl.constexpr, planes: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     padding: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """Return the scaled neighbourhoods of output cells, (tile, block_k), with a 1 behind the last neighbour."""
+    """Return the scaled neighbourhoods of output cells, (tile, block_k), with a 1 after the last neighbour."""
     rows: tl.constexpr = height + 2 * padding - 2
     columns: tl.constexpr = width + 2 * padding - 2
     k = tl.arange(0, block_k)
@@ -48,7 +48,7 @@ def _convolve(
         weight + unit[None, :] * stride + k[:, None], mask=(k < 9 * planes)[:, None] & real[None, :], other=0.0
     )
     sums = tl.dot(seen, weights) + tl.load(bias + unit, mask=real, other=0.0).to(tl.float32)[None, :]
-    inverse = tl.sum(sums, 1)  # a number per cell; without `norm` nobody reads it
+    inverse = tl.sum(sums, 1)  # one number per cell; unused without `norm`
     if norm:
         sums = tl.where(real[None, :], sums - (inverse / outputs)[:, None], 0.0)
         inverse = 1 / tl.sqrt(tl.sum(sums * sums, 1) / outputs + _EPSILON)
@@ -62,7 +62,7 @@ def forward_kernel(
     padding: tl.constexpr, stride: tl.constexpr, outputs: tl.constexpr, block_k: tl.constexpr, block_out: tl.constexpr,
     tile: tl.constexpr, norm: tl.constexpr,
 ):  # fmt: skip
-    """out (cells, outputs): the convolution, normalised over its outputs with `norm`, and its ReLU. size: output cells."""
+    """out (cells, outputs): the ReLU of the convolution, normalised over its outputs with `norm`. size: output cells."""
     dtype: tl.constexpr = weight.dtype.element_ty
     cell = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     exists = cell < size
@@ -80,9 +80,9 @@ def backward_kernel(
     width: tl.constexpr, padding: tl.constexpr, stride: tl.constexpr, outputs: tl.constexpr, block_k: tl.constexpr,
     block_out: tl.constexpr, tile: tl.constexpr, norm: tl.constexpr,
 ):  # fmt: skip
-    """partial (programs, block_k, block_out) float32: sums over the tiles of each program of the gradient of the weight.
+    """partial (programs, block_k, block_out) float32: the gradient of the weight, summed over the tiles of each program.
 
-    Row 9 * planes is that of the bias. The convolution is computed again: reading it would take as long as the gradient.
+    Row 9 * planes is the gradient of the bias. The convolution is recomputed: reading it would take as long as the gradient.
     """
     dtype: tl.constexpr = weight.dtype.element_ty
     k, unit = tl.arange(0, block_k), tl.arange(0, block_out)

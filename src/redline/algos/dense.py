@@ -29,13 +29,13 @@ class Scale(nn.Module):
 
 
 def precision(obs: Tensor) -> torch.dtype:
-    """Return the dtype a network computes in on the device of `obs`: that of autocast, else float32."""
+    """Return the dtype in which networks compute on the device of `obs`: autocast's, else float32."""
     device = obs.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 class Head(nn.Module):
-    """Features (B, F) to action values (B, A) float32; with `dueling` they are a state value plus centred advantages."""
+    """Map features (B, F) to action values (B, A) float32; with `dueling`, as a state value plus centred advantages."""
 
     def __init__(self, features: int, num_actions: int, dueling: bool) -> None:
         super().__init__()
@@ -47,18 +47,18 @@ class Head(nn.Module):
         return self.values(self.out(features).to(torch.float32))
 
     def in_float32(self, features: Tensor) -> Tensor:
-        """Return what `forward` returns, from a product in float32 in any precision."""
+        """Return the result of `forward`, always computed in float32."""
         features = features.to(torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             if self.out.weight.dtype == torch.float32:
                 return self.values(self.out(features))
-            # A network that acts may have its weights in half precision. One with noise in its weights never does.
+            # An acting network may have weights in half precision, but never together with noisy layers.
             assert type(self.out) is nn.Linear
             weight, bias = self.out.weight.to(torch.float32), self.out.bias.to(torch.float32)
             return self.values(F.linear(features, weight, bias))
 
     def values(self, out: Tensor) -> Tensor:
-        """Return the action values from the outputs of the linear layer, float32."""
+        """Return the action values (B, A) float32 from the outputs of the linear layer."""
         if not self.dueling:
             return out[:, : self.num_actions]
         value, advantages = out[:, :1], out[:, 1 : 1 + self.num_actions]
@@ -68,8 +68,8 @@ class Head(nn.Module):
 def activate(x: Tensor, norm: bool) -> Tensor:
     """Return ReLU(x) of x (…, F), after layer normalisation over the features if `norm`.
 
-    The normalisation has no weight and bias: the next layer can absorb them, and on a GPU the gradients of these few weights
-    cost as much as a layer's own.
+    The normalisation has no weight and bias: the next layer can absorb them, and on a GPU the gradients of these few
+    parameters cost as much as those of a whole layer.
     """
     return F.relu(F.layer_norm(x, x.shape[-1:]).to(x.dtype) if norm else x)
 
@@ -100,21 +100,21 @@ class Dense(nn.Module):
     def hidden(self, x: Tensor) -> Tensor:
         """Return the outputs of the last hidden layer."""
         for layer in self.layers:
-            if self.norm or not isinstance(layer, nn.Linear):  # a NoisyLinear makes its weights itself
+            if self.norm or not isinstance(layer, nn.Linear):  # a NoisyLinear computes its own weights
                 x = activate(layer(x), self.norm)
             else:
                 x = linear_relu(x, layer.weight, layer.bias)
         return x
 
     def layers_to_fuse(self) -> Layers:
-        """Return weight and bias of each layer, the head last; none where some are noisy."""
+        """Return the weight and bias of each layer, the head last; empty if any layer is noisy."""
         layers = [*self.layers, self.head.out]
         if not all(type(layer) is nn.Linear for layer in layers):
             return ()
         return tuple((layer.weight, layer.bias) for layer in layers)
 
     def values(self, out: Tensor) -> Tensor:
-        """Return what `forward` returns, from the outputs of the last layer."""
+        """Return the result of `forward`, given the outputs of the last layer."""
         return self.head.values(out)
 
 
@@ -143,7 +143,7 @@ class BlockDiagonalLinear(nn.Linear):
 class TwinMLP(nn.Module):
     """Two MLPs with the same input and no shared weights. (B, F) -> (B, 2, at least 4) float32.
 
-    Narrow layers leave a GPU waiting for kernel launches: side by side, the two need half as many.
+    Narrow layers leave a GPU waiting for kernel launches; computed side by side, the two MLPs need half as many.
     """
 
     def __init__(self, features: int, hidden: tuple[int, ...], outputs: int, norm: bool) -> None:
@@ -162,7 +162,7 @@ class TwinMLP(nn.Module):
         return self.values(self.head(x).to(torch.float32))
 
     def layers_to_fuse(self) -> Layers:
-        """Return weight and bias of each layer, the head last; none with normalisation, which is of each twin by itself."""
+        """Return the weight and bias of each layer, the head last; empty with normalisation, which is done per twin."""
         if self.norm:
             return ()
         layers = [(self.first.weight, self.first.bias)]
@@ -172,7 +172,7 @@ class TwinMLP(nn.Module):
         return tuple(layers)
 
     def values(self, out: Tensor) -> Tensor:
-        """Return what `forward` returns, from the outputs of the last layer."""
+        """Return the result of `forward`, given the outputs of the last layer."""
         twins: Tensor = out.unflatten(1, (2, -1))
         return twins
 

@@ -1,6 +1,6 @@
 """Return distributions: categorical (C51) and quantile (QR-DQN).
 
-A network outputs K numbers per action; a kind interprets them. B samples, A actions, K atoms.
+A network outputs K numbers per action, which a kind interprets. B samples, A actions, K atoms.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def project(probabilities: Tensor, reward: Tensor, discount: Tensor, low: float,
     """Return probabilities (B, K) after moving each support point to reward + discount * point; reward, discount (B,).
 
     Mass between two support points is split between them in proportion to proximity; mass outside goes to the nearest end.
-    All K * K pairs are multiplied: scattered sums would depend on the order of threads on a GPU.
+    All K * K pairs are multiplied: on a GPU, scattered sums would depend on the order of the threads.
     """
     atoms = probabilities.shape[1]
     number = torch.arange(atoms, dtype=torch.float32, device=probabilities.device)
@@ -73,7 +73,8 @@ def project(probabilities: Tensor, reward: Tensor, discount: Tensor, low: float,
 def quantile_huber(quantiles: Tensor, targets: Tensor, delta: float) -> Tensor:
     """Return the losses (B,) of quantiles (B, K) against equally likely targets (B, M): sum over K, mean over M.
 
-    An error's Huber loss over delta is weighted by the quantile's level if the target lies above, else by 1 - level.
+    The Huber loss of an error, divided by delta, is weighted by the quantile's level if the target lies above, else by
+    1 - level.
     """
     atoms = quantiles.shape[1]
     level = (torch.arange(atoms, dtype=torch.float32, device=quantiles.device) + 0.5) / atoms

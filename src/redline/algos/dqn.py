@@ -1,10 +1,10 @@
 """DQN: Q-learning from replay, with the extensions of Rainbow and Munchausen as options.
 
 Follows double DQN (van Hasselt et al. 2016) with n-step returns, a Huber loss and gradient clipping. Left out: frame stacking
-(the environment stacks frames), reward clipping (rewards are options of the game) and one annealed epsilon for all (every
-environment has its own final epsilon, as in Ape-X, so that careful and exploratory play are both in the replay memory).
-Dueling splits the output only: value and advantages share all hidden layers. Noisy networks draw one noise per step for all
-environments and samples, which costs one draw instead of thousands. The options are in `dqn_options`.
+(the environment stacks frames), reward clipping (rewards are options of the game) and one epsilon shared by all environments
+(each has its own final epsilon, as in Ape-X, so that the replay memory holds both careful and exploratory play). Dueling splits
+the output only: value and advantages share all hidden layers. Noisy networks draw noise once per step for all environments and
+samples instead of thousands of times. The options are in `dqn_options`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PRESETS = dqn_options.PRESETS
 
 
 def memory_bytes(config: Config, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """Return the bytes of the replay memory on the device, approximately, by the option that decides them."""
+    """Return the approximate bytes of the replay memory on the device, keyed by the option that sets its size."""
     del spec, num_envs
     memory = replay.load(config.replay).memory_bytes(config.replay_capacity, state_bytes, config.prioritized)
     return {"replay_capacity": int(memory.device)}
 
 
 def samples_per_step(config: Config, num_envs: int, accumulate: int) -> float:
-    """Return how often the learner trains on each environment step, on average."""
+    """Return the average number of times the learner trains on each environment step."""
     return config.updates * config.batch_size * accumulate / (num_envs * config.train_every)
 
 
@@ -102,13 +102,13 @@ class Learner(learner.Learner):
         spec, device = self.spec, runtime.device
         self.samples_per_update = config.batch_size * accumulate
         self.updates_per_iteration = config.updates
-        if not config.batch_norm:  # which needs the whole batch at once
+        if not config.batch_norm:  # it needs the whole batch at once
             self.max_micro_batches = min(config.batch_size, learner.MAX_MICRO_BATCHES)
         # Only beta, the learning rate and the discount follow `progress`; epsilon counts environment steps.
         ends = (config.learning_rate_end, config.gamma_end)
         self.scheduled = config.prioritized or any(end is not None for end in ends)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.discount = torch.tensor(config.gamma, device=device)  # () float32, with gamma_end: as `sample` sets it
+        self.discount = torch.tensor(config.gamma, device=device)  # () float32; with gamma_end, `sample` updates it
         if config.gamma_end is not None and spec.afterstates:
             raise UserError(
                 "dqn.gamma_end is set, but with afterstates the discount is part of the network. Remove gamma_end."
@@ -127,7 +127,7 @@ class Learner(learner.Learner):
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         if config.batch_norm:
             share_buffers(self.target, self.online)
-        self.memory = self._make_memory(rules, state)  # last of all that may be refused: it may be a file
+        self.memory = self._make_memory(rules, state)  # after all checks, since it may create a file
         rate = config.learning_rate if config.learning_rate_end is None else self.learning_rate
         self.optimizer = Optimizer(self.online, rate, config.max_grad_norm, runtime)
         self.target_weights = flatten(self.target)
@@ -165,18 +165,18 @@ class Learner(learner.Learner):
         self.memory.after_iteration()
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a checkpoint's replay memory in the shapes of this one."""
+        """Return a checkpoint's replay memory, reshaped to fit this learner's."""
         return self.memory.adapt(saved)
 
     def loaded(self) -> bool:
-        """Resume with the memory that was loaded. Return False if it is empty."""
+        """Resume with the replay memory just loaded. Return False if it is empty."""
         return self.memory.loaded()
 
     def forget(self, lost: Tensor) -> None:
         self.memory.forget(lost)
 
     def resume_level(self, episodes: bool) -> str:
-        """Return L3 only for a memory that checkpoints hold; a file's rows may be overwritten until a run is continued."""
+        """Return L3 only if checkpoints contain the replay memory: a file's rows may be overwritten before the run resumes."""
         if episodes:
             return "L3" if self.memory.in_checkpoints else "L2"
         return "L2" if self.memory.survives_interrupt else "L1"
@@ -219,7 +219,7 @@ class Learner(learner.Learner):
         self.memory.clear()
 
     def ready(self, iterations: int) -> bool:
-        """Return whether an update is due, and the memory holds learning_starts steps and one whole n-step window."""
+        """Return whether an update is due and the memory holds learning_starts steps and at least one full n-step window."""
         return (
             (iterations + 1) % self.config.train_every == 0
             and iterations * self.total_envs >= self.config.learning_starts
@@ -227,7 +227,7 @@ class Learner(learner.Learner):
         )
 
     def sample(self, number: Tensor) -> Batch:
-        """Return batch `number` () int64 of all batches sampled in this run."""
+        """Return batch `number` () int64, counted over all batches of the run."""
         config, key = self.config, random.fold(self.key, 2 * number + 1)
         if config.gamma_end is not None:
             self.discount.copy_(annealed_discount(config.gamma, config.gamma_end, self.progress))
@@ -235,16 +235,16 @@ class Learner(learner.Learner):
         return self.memory.sample(self.own_key(key), config.batch_size, beta, number)
 
     def loss(self, number: Tensor, batch: Batch | None = None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the loss () and the `metrics` (M,) of batch `number` () int64, and its priorities.
+        """Return the loss () and the `metrics` (M,) of batch `number` () int64, then memory indices and TD errors, (B,) each.
 
-        batch: a part of batch `number`; by default the whole, which is then sampled here. The losses and metrics of all
-        parts of a gradient step add up to its own. Priorities are the index of each transition in a prioritized memory, else
-        None, and its TD error (with distributions: its loss), both (B,).
+        batch: a part of batch `number`; None samples the whole batch here. The losses and metrics of the parts add up to
+        those of the gradient step. The indices are None unless the memory is prioritized; with return distributions, losses
+        take the place of TD errors.
         """
         return self.batch_loss(number, self.sample(number) if batch is None else batch)
 
     def batch_loss(self, number: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return what `loss` returns, for the transitions in `batch`."""
+        """Return the same as `loss`, for the transitions in `batch`."""
         config, key = self.config, random.fold(self.key, 2 * number + 1)
         if config.noisy:
             draw_noise(self.online, random.fold(key, -1))
@@ -291,7 +291,7 @@ class Learner(learner.Learner):
         self._apply(total)
 
     def gradients(self, number: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None, Tensor]:
-        """Return the gradients of batch `number` () int64, its `metrics` and its priorities, in `micro_batches` parts."""
+        """Return the gradients, `metrics`, indices and TD errors of batch `number` () int64, from `micro_batches` parts."""
         if self.micro_batches == 1:
             loss, metrics, place, td_error = self._loss(number)
             return self.optimizer.gradient(loss), metrics, place, td_error
@@ -310,11 +310,11 @@ class Learner(learner.Learner):
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
-        """Step the online network; every target_period steps, unless skipped, move the target network towards it by tau."""
+        """Step the online network; every target_period steps, unless the step is skipped, move the target towards it by tau."""
         self.move_target(self.step_online(gradients))
 
     def step_online(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        """Step the online network; return () bool, whether it was not skipped."""
+        """Step the online network; return () bool, False if the step was skipped."""
         if self.config.learning_rate_end is not None:
             self.learning_rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
         stepped = self.optimizer.step(gradients)
@@ -322,7 +322,7 @@ class Learner(learner.Learner):
         return stepped
 
     def move_target(self, stepped: Tensor) -> None:
-        """Move the target network by tau if that is due after a gradient step, () bool whether it was taken."""
+        """Move the target network towards the online network by tau if due. stepped: () bool, False if the step was skipped."""
         due = stepped & (self.updated % self.config.target_period == 0)
         self.target_weights.lerp_(self.optimizer.flat, torch.where(due, self.config.tau, 0.0))
 
@@ -354,12 +354,12 @@ class Learner(learner.Learner):
         return {"epsilon": float(mean_epsilon)} | fill
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return every tensor that decides what comes next, in groups."""
+        """Return the complete training state: every tensor needed to continue exactly, in groups."""
         counters = {"key": self.key, "acted": self.acted, "updated": self.updated}
         return self.trained_state() | {"rng": counters, "replay": self.memory.tensors()}
 
     def trained_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return weights and optimizer state, without waiting for the memory."""
+        """Return the weights and the optimizer state, without waiting for the replay memory."""
         model = {f"online.{k}": v for k, v in self.online.state_dict().items()}
         model |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
         return {"model": model, "optim": self.optimizer.tensors()}

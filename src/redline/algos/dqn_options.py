@@ -1,4 +1,4 @@
-"""Options of DQN, those that a resumed run must keep, and combinations of them by name. The algorithm is in `dqn`."""
+"""Options of DQN, the options that a resumed run must keep, and presets. The algorithm is in `dqn`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ RESUME_FIXED = (
     "prioritized",
 )
 
-# Combinations of options by name. Options given explicitly take precedence.
+# Presets: combinations of options, by name. Options the user sets take precedence.
 PRESETS: dict[str, dict[str, Any]] = {
     "plain": {"double": True, "dueling": False, "distribution": "none"},
     "rainbow": {  # Hessel et al. 2018

@@ -1,4 +1,4 @@
-"""Epsilon-greedy exploration, with an epsilon of its own for every environment."""
+"""Epsilon-greedy exploration, with a separate epsilon for each environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redline.core import random, select
 
 
 def epsilon_ladder(start: float, high: float, low: float, fraction: Tensor, env_index: Tensor, num_envs: int) -> Tensor:
-    """Return epsilon per environment, (N,) float32: from start, linearly in `fraction` () up to 1, to its final value.
+    """Return epsilon per environment, (N,) float32: from start to its final value, linear in `fraction` () from 0 to 1.
 
     Final values are spaced geometrically from high (environment 0) to low (environment num_envs - 1), as in Ape-X.
     """
@@ -22,7 +22,7 @@ def epsilon_ladder(start: float, high: float, low: float, fraction: Tensor, env_
 def epsilon_greedy(values: Tensor, legal: Tensor | None, epsilon: Tensor, key: Tensor, env_index: Tensor) -> Tensor:
     """Return a uniformly random legal action with probability epsilon (N,), else the best one: (N,) int64.
 
-    values: (N, A), of illegal actions far below the rest. key: () int32, never used twice. env_index: (N,) int64.
+    values: (N, A), far lower for illegal actions than for legal ones. key: () int32, never used twice. env_index: (N,) int64.
     """
     explore = random.uniform(random.bits(key, 2 * env_index)) < epsilon
     bits = random.bits(key, 2 * env_index + 1)

@@ -1,11 +1,11 @@
 """The first convolution of a board in one Triton kernel: observations in, normalised and rectified planes out.
 
-A board has few planes, often of bytes, and its first convolution makes many of them: hardly any arithmetic, and as much memory
-traffic as its output. Torch's operations write neighbourhoods or a product of the whole board, add the bias, normalise and
-rectify one after the other. The kernel writes the output once; the backward pass reads the gradient once.
+A board has few planes, often of bytes, and its first convolution turns them into many: little arithmetic, but much memory
+traffic. Torch's operations write neighbourhoods or a product of the whole board, then add the bias, normalise and rectify, each
+in a pass of its own. The kernel writes the output once; the backward pass reads the gradient once.
 
-Boards with many planes are convolved by cuDNN. Where Triton cannot build the kernel, the same numbers come from plain
-operations, and a message says so.
+cuDNN convolves boards with many planes. If Triton cannot build the kernel, plain operations compute the same numbers, and a
+message reports it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from redline.engine.triton_use import HALF, INPUTS, attempt, power_of_two, ready
 MAX_OUTPUTS = 128  # channels; their sums stay in registers
 _TILE = 128  # output cells of a block
 _LAUNCH = {"num_warps": 4, "num_stages": 2}
-_PROGRAMS = 528  # of the backward pass, at most: four blocks for each processor of an H200
+_PROGRAMS = 528  # of the backward pass, at most: four blocks for each multiprocessor of an H200
 _WHAT = "convolutions"
 
 
 def suits(obs: Tensor, outputs: int, half: torch.dtype) -> bool:
-    """Return whether the kernel convolves observations (B, C, H, W) to `outputs` channels, in the precision `half`."""
+    """Return whether the kernel can convolve observations (B, C, H, W) to `outputs` channels in the dtype `half`."""
     return ready() and obs.is_cuda and half in HALF and obs.dtype in INPUTS and outputs <= MAX_OUTPUTS
 
 
 def board_conv(
     obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: int, norm: bool, half: torch.dtype
 ) -> Tensor:
-    """Return the rectified 3x3 convolution (B, H', W', outputs) of obs (B, C, H, W), in the precision `half`.
+    """Return the rectified 3x3 convolution (B, H', W', outputs) of obs (B, C, H, W), in the dtype `half`.
 
     scale (C,) float32 multiplies the planes. weight (outputs, at least 9 C): column (3 i + j) C + c is plane c of neighbour
     (i, j). padding: rows and columns of zeros around the board, 0 or 1. norm: normalise the channels of each cell first.
@@ -71,7 +71,7 @@ def _empty(obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: in
 def _gradient(
     gradient: Tensor, obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: int, norm: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weight and bias from that of the output (B, H', W', outputs)."""
+    """Return the gradients of weight and bias, given the gradient of the output (B, H', W', outputs)."""
     gradient, weight = gradient.contiguous(), weight.contiguous()
     cells, outputs = gradient[..., 0].numel(), weight.shape[0]
     tiles = -(-cells // (_TILE * _PROGRAMS))  # of each program
@@ -127,7 +127,7 @@ def _shapes(obs: Tensor, weight: Tensor, padding: int) -> tuple[int, ...]:
 
 
 def _plain(obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: int, norm: bool) -> Tensor:
-    """Return what `board_conv` returns."""
+    """Return the same as `board_conv`."""
     boards, filters = _boards_and_filters(obs, scale, weight)
     out = F.conv2d(boards, filters, bias, padding=padding).permute(0, 2, 3, 1)
     out = F.relu(F.layer_norm(out, out.shape[-1:]) if norm else out)
@@ -137,7 +137,7 @@ def _plain(obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: in
 def _plain_gradient(
     gradient: Tensor, obs: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, padding: int, norm: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return what `_gradient` returns."""
+    """Return the same as `_gradient`."""
     boards, filters = _boards_and_filters(obs, scale, weight)
     sums = F.conv2d(boards, filters, bias, padding=padding).permute(0, 2, 3, 1).to(torch.float32)
     variance, mean = torch.var_mean(sums, 3, correction=0, keepdim=True)
@@ -154,7 +154,7 @@ def _plain_gradient(
 
 
 def _boards_and_filters(obs: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the arguments of torch's convolution."""
+    """Return the boards (B, C, H, W) and filters (outputs, C, 3, 3) for torch's convolution."""
     boards = (obs.to(torch.float32) * scale.view(-1, 1, 1)).to(weight.dtype)
     planes = boards.shape[1]
     return boards, weight[:, : 9 * planes].unflatten(1, (3, 3, planes)).permute(0, 3, 1, 2)

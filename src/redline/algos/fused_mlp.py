@@ -1,12 +1,12 @@
-"""A whole MLP in one Triton kernel: observations in, outputs out, and no activations in memory between the layers.
+"""A whole MLP in one Triton kernel: observations in, outputs out, without storing activations between the layers.
 
-Layer by layer, most of the time goes into writing 256 numbers per sample and layer to memory and reading them again, and into
-converting observations to half precision. The kernel holds a tile of 64 samples in registers instead. For a gradient it
-writes what the backward pass needs: scaled observations and the outputs of both hidden layers.
+Computed layer by layer, most of the time goes into writing 256 numbers per sample and layer to memory, reading them again, and
+converting observations to half precision. The kernel keeps a tile of 64 samples in registers instead. If gradients are needed,
+it stores the scaled observations and the outputs of both hidden layers for the backward pass.
 
-Of wider networks only the first layer and the gradients of hidden layers have kernels of their own; cuBLAS multiplies the rest.
+For wider networks, only the first layer and the gradients of hidden layers have kernels here; cuBLAS multiplies the rest.
 Networks run layer by layer on a CPU, in float32, with other numbers of layers, without Triton, and on GPUs whose shared memory
-is too small. Where Triton cannot build the kernel, the same numbers come from plain operations, and a message says so.
+is too small. If Triton cannot build the kernel, plain operations compute the same numbers, and a message reports it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch.nn import functional as F
 from redline.engine.triton_use import HALF, INPUTS, attempt, power_of_two, ready
 
 MAX_WIDTH = 256  # units of the first hidden layer whose outputs stay in registers
-MAX_WIDE = 1024  # units of the hidden layers of networks that run layer by layer, but for their gradients
+MAX_WIDE = 1024  # units of hidden layers computed one by one, with kernels for the first layer and the gradients
 MAX_OUTPUTS = 64
-_INPUT_TILE = 64  # inputs that are multiplied at a time
+_INPUT_TILE = 64  # inputs multiplied at a time
 
 
 class Blocks(NamedTuple):
     """How a kernel divides its work, and how Triton builds it."""
 
     tile: int  # samples of a block
-    units: int  # units of the second layer that are computed at a time, at most
+    units: int  # units of the second layer computed at a time, at most
     warps: int
-    stages: int  # loads that are under way at the same time
+    stages: int  # loads in flight at the same time
 
 
-# The fastest of four to six choices each on an H200. Blocks that leave room for a second one on each processor win.
+# The fastest of four to six choices each on an H200. Blocks small enough for two per multiprocessor win.
 BLOCKS = {
     "forward": Blocks(64, 64, 4, 3),
     "forward with norm": Blocks(64, 64, 4, 3),
@@ -44,7 +44,7 @@ BLOCKS = {
     "first layer": Blocks(64, 64, 4, 3),  # of wider networks
     "wide backward": Blocks(128, 64, 8, 3),
 }
-_MEAN_TILE = 16  # inputs whose weights a program averages
+_MEAN_TILE = 16  # inputs whose weights one program averages
 _WHAT = "MLPs"
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -52,7 +52,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 def suits(obs: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> bool:
-    """Return whether the kernels compute these layers for observations (B, K), in the precision `half`."""
+    """Return whether the kernels can compute these layers for observations (B, K) in the dtype `half`."""
     if not (ready() and obs.is_cuda and half in HALF and obs.dtype in INPUTS and len(layers) == 3):
         return False
     width_1, width_2, outputs = (len(weight) for weight, _ in layers)
@@ -64,8 +64,8 @@ def suits(obs: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> bool:
 def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torch.dtype) -> Tensor:
     """Return the outputs (B, outputs) float32 of two hidden layers with ReLU and a last one without.
 
-    obs (B, K) is multiplied by scale (K,) float32; the first weight may have more inputs than K, which see zeros. norm: each
-    hidden layer is normalised before its ReLU.
+    obs (B, K) is multiplied by scale (K,) float32, and padded with zeros if the first weight has more inputs than K. norm:
+    each hidden layer is normalised before its ReLU.
     """
     parameters = [parameter.to(half) for layer in layers for parameter in layer]
     obs = obs.contiguous()
@@ -75,7 +75,7 @@ def fused_mlp(obs: Tensor, scale: Tensor, layers: Layers, norm: bool, half: torc
     return _forward(obs, scale, parameters, norm)  # type: ignore[no-any-return]
 
 
-# ---- operations of torch, so that the compiler and autograd know them; `parameters`: weight and bias of the three layers
+# ---- torch operators, known to the compiler and autograd; `parameters`: weight and bias of the three layers
 
 
 @torch.library.custom_op("redline::mlp", mutates_args=())
@@ -95,11 +95,11 @@ def _empty_outputs(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], nor
 
 @torch.library.custom_op("redline::mlp_for_gradient", mutates_args=())
 def _forward_for_gradient(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> list[Tensor]:
-    """Return the outputs, and what the backward pass needs.
+    """Return the outputs, then the tensors that the backward pass needs.
 
-    That is the scaled observations (B, padded) with a 1 behind each, and the outputs of both hidden layers. With `norm` these
-    are those before their ReLU, that of the second not yet divided by its deviation, followed by the inverse deviations (B,) of
-    both and the derivatives (B, outputs) of the outputs by a number added to all units of the second layer.
+    These are the scaled observations (B, padded), each followed by a 1, and the outputs of both hidden layers. With `norm`, the
+    hidden outputs are those before the ReLU, the second not yet divided by its deviation; then come the inverse deviations (B,)
+    of both layers and the derivatives (B, outputs) of the outputs by a number added to all units of the second layer.
     """
     outputs, *kept = _empty_for_gradient(obs, scale, parameters, norm)
     if attempt(_WHAT, lambda: _launch_forward(obs, scale, parameters, norm, outputs, kept)):
@@ -122,10 +122,10 @@ def _empty_for_gradient(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor]
 
 @torch.library.custom_op("redline::mlp_gradient", mutates_args=())
 def _hidden_gradients(gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool) -> list[Tensor]:
-    """Return the gradients of the sums of both hidden layers; with `norm` also the ReLUs.
+    """Return the gradients of the preactivations of both hidden layers; with `norm` also their ReLU outputs.
 
-    gradient (B, outputs): of the outputs. last: weight of the second layer, weight and bias of the third. kept: the outputs and
-    what `_forward_for_gradient` keeps, but for the observations.
+    gradient: (B, outputs), of the outputs. last: weight of the second layer, weight and bias of the third. kept: the outputs
+    and all other tensors from `_forward_for_gradient` except the observations.
     """
     gradients = _empty_gradients(gradient, last, kept, norm)
     if attempt(_WHAT, lambda: _launch_backward(gradient, last, kept, norm, gradients)):
@@ -154,7 +154,7 @@ def _gradients(ctx: Any, gradients: list[Tensor]) -> tuple[None, None, list[Tens
     if ctx.norm:
         first, second = rectified
     weight = sums_1.t() @ scaled
-    if ctx.inputs < scaled.shape[1]:  # the 1 behind the observations makes the bias's gradient a column of the weight's
+    if ctx.inputs < scaled.shape[1]:  # the 1 after the observations makes the bias gradient a column of `weight`
         of_parameters = [F.pad(weight[:, : ctx.inputs], (0, scaled.shape[1] - ctx.inputs)), weight[:, ctx.inputs]]
     else:
         of_parameters = [weight, sums_1.sum(0)]
@@ -188,7 +188,7 @@ def _launch_forward(
         torch._addmm_activation(bias_2, first, weight_2.t(), out=second)
         outputs.copy_(torch.addmm(bias_3, second, weight_3.t()))
         return
-    means = outputs  # not touched
+    means = outputs  # unused by the kernel
     if norm:
         means = scale.new_empty(width_1 + 1)
         mlp_kernels.mean_kernel[(-(-width_1 // _MEAN_TILE),)](
@@ -197,7 +197,7 @@ def _launch_forward(
     keep, kept = (
         kept is not None,
         [*(kept or ()), *[outputs] * 6][:6],
-    )  # the kernel does not touch those that are missing
+    )  # the kernel does not access the missing ones
     blocks = BLOCKS["forward with norm" if norm else "forward"]
     mlp_kernels.forward_kernel[(-(-rows // blocks.tile),)](
         obs, scale, *parameters, means, outputs, *kept, rows,
@@ -215,7 +215,7 @@ def _launch_backward(
     (rows, width_1), width_2, count = kept[1].shape, kept[2].shape[1], gradient.shape[1]
     blocks = BLOCKS["wide backward" if width_1 > MAX_WIDTH else "backward with norm" if norm else "backward"]
     block = min(MAX_WIDTH, power_of_two(width_1))
-    missing = [kept[0]] * 3  # the kernel does not touch what there is only with `norm`
+    missing = [kept[0]] * 3  # the kernel accesses these only with `norm`
     mlp_kernels.backward_kernel[(-(-rows // blocks.tile), -(-width_1 // block))](
         gradient.contiguous(), *(each.contiguous() for each in last), *[*kept, *missing][:6], *[*gradients, *missing][:4], rows,
         width_1, width_2, count, block, power_of_two(count), blocks.tile, _divisor(width_2, blocks.units), norm,
@@ -232,7 +232,7 @@ def _divisor(width: int, largest: int) -> int:
 
 
 def _plain_forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], norm: bool) -> list[Tensor]:
-    """Return what `_forward_for_gradient` returns."""
+    """Return the same as `_forward_for_gradient`."""
     half = parameters[0].dtype
     x = scaled = F.pad((obs.to(torch.float32) * scale).to(half), (0, parameters[0].shape[1] - obs.shape[1]))
     hidden, inverses = [], []
@@ -258,7 +258,7 @@ def _plain_forward(obs: Tensor, scale: Tensor, parameters: Sequence[Tensor], nor
 
 
 def _plain_gradients(gradient: Tensor, last: Sequence[Tensor], kept: Sequence[Tensor], norm: bool) -> list[Tensor]:
-    """Return what `_hidden_gradients` returns."""
+    """Return the same as `_hidden_gradients`."""
     (weight_2, weight_3, _), (_, first, second, *inverses) = last, kept
     if norm:
         second = (second * inverses[1].unsqueeze(1)).to(second.dtype)

@@ -1,4 +1,4 @@
-"""Triton kernels for gradients: that of a ReLU, and the sum of what programs have added up. Imported only with Triton."""
+"""Triton kernels for gradients: the gradient of a ReLU, and the sum of all programs' results. Imported only with Triton."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -31,7 +31,7 @@ def relu_kernel(
 def sum_kernel(
     partial, out, rows: tl.constexpr, columns: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """out (columns,): the sums of partial (rows, columns) over its rows; `tile` columns a program."""
+    """out (columns,): the sums of partial (rows, columns) over its rows; `tile` columns per program."""
     row, column = tl.arange(0, block), tl.program_id(0) * tile + tl.arange(0, tile)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0)

@@ -1,4 +1,4 @@
-"""Initial weights of networks: He or orthogonal, with small outputs."""
+"""Weight initialisation: He or orthogonal, with outputs close to 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def init_weights(net: nn.Module, init: str) -> None:
 
 
 def _blocks(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, ...]:
-    """Return the weight of a layer, or the two diagonal blocks of a BlockDiagonalLinear after zeroing the others."""
+    """Return the weight of a layer, or the two diagonal blocks of a BlockDiagonalLinear, whose other blocks are set to zero."""
     if not isinstance(layer, BlockDiagonalLinear):
         return (layer.weight,)
     nn.init.zeros_(layer.weight)

@@ -1,4 +1,4 @@
-"""Learner: the abstract class every algorithm implements, with everything the training loop and the collectors read.
+"""Learner: the abstract base class of all algorithms, with every member that the training loop and the collectors use.
 
 Shapes: N environments, A actions, T steps of a rollout. Tensors live on `runtime.device`.
 """
@@ -24,7 +24,7 @@ from redline.engine.stages import Stages
 from redline.envs.batch import Rules
 
 T = TypeVar("T")
-MAX_MICRO_BATCHES = 256  # of a batch: beyond, the launches of so many small parts take far longer than their arithmetic
+MAX_MICRO_BATCHES = 256  # per batch: with more, launching the kernels takes far longer than their arithmetic
 
 
 class Learner(ABC):
@@ -44,13 +44,13 @@ class Learner(ABC):
 
     # Class attributes that a subclass may override.
     metrics: tuple[str, ...] = ()  # names of the values that `read_metrics` averages
-    scheduled: bool = False  # the loop writes the fraction of training done into `progress` before each iteration
+    scheduled: bool = False  # the loop writes the completed fraction of training to `progress` before each iteration
     averages_gradients: bool = (
-        False  # `update` averages them with `average_over_ranks`: several ranks can train together
+        False  # whether `update` calls `average_over_ranks`, so that several ranks can train together
     )
     needs_frame_stack: bool = False  # `ingest` needs the whole frame stack in final states, not the newest frame only
     optimizer: Optimizer | None = (
-        None  # skips non-finite gradients; a run that has only such ones restores good weights
+        None  # skips non-finite gradients; if all are non-finite, the run restores earlier weights
     )
 
     # Attributes that a subclass sets in `__init__`.
@@ -58,8 +58,8 @@ class Learner(ABC):
     samples_per_update: int  # samples in one gradient step
     updates_per_iteration: int  # gradient steps in one call of `update`
 
-    # Parts of a batch that are differentiated one after another, to need less memory for the same gradient. A learner that
-    # can do so computes gradients with `within_memory` and sets the largest number of parts; 1: it cannot.
+    # A batch is differentiated in this many parts, one after another: the same gradient in less memory. A learner that
+    # supports it computes gradients with `within_memory` and raises the maximum above 1.
     micro_batches: int = 1
     max_micro_batches: int = 1
 
@@ -86,7 +86,7 @@ class Learner(ABC):
         self.rules, self.config = rules, config
         self.spec: Spec = rules.game.spec(rules.config)
         self.num_envs, self.runtime, self.accumulate = num_envs, runtime, accumulate
-        # With several ranks this one plays environments first_env to first_env + num_envs - 1 of total_envs.
+        # With several ranks, this one steps environments first_env to first_env + num_envs - 1 of total_envs.
         self.ranks, self.several_ranks = runtime.ranks, runtime.ranks.active
         self.first_env, self.total_envs = self.ranks.rank * num_envs, self.ranks.size * num_envs
         device = runtime.device
@@ -100,7 +100,7 @@ class Learner(ABC):
     # ----------------------------------------------------------------------------------------------------------- acting
 
     def act(self, obs: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return the behaviour policy's actions (N,) int64 for all environments, and record them.
+        """Return the behaviour policy's actions (N,) int64 for all environments and record them.
 
         obs: (N, *spec.obs_shape) of spec.obs_dtype. legal: (N, A) bool, None where every action is legal.
         """
@@ -129,9 +129,9 @@ class Learner(ABC):
 
     @abstractmethod
     def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
-        """Store what `select_actions` saw and returned for one step of all environments, and add 1 to `acted`.
+        """Store the inputs and results of `select_actions` for one step of all environments, and add 1 to `acted`.
 
-        Actor processes select actions themselves; their collector calls this in place of `act`.
+        Actor processes select actions themselves; their collector calls this instead of `act`.
         Shapes as in `act` and `select_actions`.
         """
 
@@ -150,21 +150,21 @@ class Learner(ABC):
         """Take the gradient steps of one iteration, `updates_per_iteration` of them."""
 
     def average_over_ranks(self, gradients: tuple[Tensor, ...], metrics: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return gradients and metrics (M,) of a gradient step, in which all ranks have equal parts, averaged."""
+        """Return the gradients and metrics (M,) of a gradient step, averaged over all ranks with equal weight."""
         if not self.several_ranks:
             return gradients, metrics
         *averaged, metrics = self.ranks.mean_of((*gradients, metrics))
         return tuple(averaged), metrics
 
     def own_key(self, key: Tensor) -> Tensor:
-        """Return the key () int32 of this rank's part of a random stream that is not numbered by environments."""
+        """Return a key () int32 specific to this rank, for random numbers that are not drawn per environment."""
         return random.fold(key, self.ranks.rank) if self.several_ranks else key
 
     def within_memory(self, compute: Callable[[], T]) -> T:
-        """Return compute(); where it runs out of memory, repeat it with twice as many micro-batches.
+        """Return compute(); if it runs out of memory, repeat it with twice as many micro-batches.
 
-        compute: returns gradients and whatever else a gradient step needs, and changes nothing that a repetition reads.
-        While a graph is captured the error is raised: nothing has run yet, so that the whole capture can be repeated.
+        compute: returns gradients and anything else a gradient step needs, and must be safe to repeat. During a graph
+        capture the error is raised instead: nothing has run yet, so the whole capture can be repeated.
         """
         while True:
             try:
@@ -177,10 +177,10 @@ class Learner(ABC):
                 capturing = self.runtime.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
                 if capturing or not is_out_of_memory(error) or self.micro_batches >= self.max_micro_batches:
                     raise
-            self.split_batches()  # here the error, whose traceback holds the failed attempt's tensors, is gone
+            self.split_batches()  # outside `except`: the error's traceback kept the failed attempt's tensors alive
 
     def split_batches(self) -> bool:
-        """Free cached memory and double the micro-batches; return False, changing nothing, if there are too many already."""
+        """Free cached memory and double `micro_batches`; return False, changing nothing, if it is already at its maximum."""
         if self.micro_batches >= self.max_micro_batches:
             return False
         self.micro_batches = min(2 * self.micro_batches, self.max_micro_batches)
@@ -189,11 +189,11 @@ class Learner(ABC):
 
     @property
     def stages(self) -> Stages:
-        """Parts of `update` that `redline profile` times apart; undeclared ones are timed together, as update."""
+        """Parts of `update` that `redline profile` times separately; everything else is timed as `update`."""
         return {}
 
     def ready(self, iterations: int) -> bool:
-        """Return whether to call `update` in an iteration that starts with `iterations` iterations of experience."""
+        """Return whether to call `update` in this iteration, with `iterations` iterations of experience collected before it."""
         del iterations
         return True
 
@@ -205,12 +205,12 @@ class Learner(ABC):
         """
 
     def current_metrics(self) -> dict[str, float]:
-        """Return metrics of this moment, such as epsilon. Called at every log point, also before the first update."""
+        """Return current values, such as epsilon. Called at every log point, even before the first update."""
         return {}
 
     @classmethod
     def states_evaluated(cls, rules: Rules, config: Any, num_envs: int) -> int:
-        """Return the most states that a network evaluates at once without gradients, to estimate memory."""
+        """Return the largest number of states a network evaluates at once without gradients, to estimate memory."""
         del rules, config
         return num_envs
 
@@ -218,18 +218,18 @@ class Learner(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return every tensor that decides what comes next, between two iterations, in groups.
+        """Return the complete training state between two iterations: every tensor needed to continue exactly, in groups.
 
         Groups: `model` (weights; read by `policy_network`), `optim`, `rng` (counters and keys) and, for learners with a
-        replay memory, `replay`. A checkpoint is loaded by copying into these tensors, so they must not be copies.
+        replay memory, `replay`. Loading a checkpoint writes into these tensors, so they must not be copies.
         """
 
     def trained_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the groups `model` and `optim` of `state_dict`. Called while training goes on: override it to be quick."""
+        """Return the groups `model` and `optim` of `state_dict`. Called during training: override it if `state_dict` waits."""
         return {group: tensors for group, tensors in self.state_dict().items() if group in ("model", "optim")}
 
     def adapt(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a checkpoint's `replay` group in the shapes of this learner's."""
+        """Return a checkpoint's `replay` group, reshaped to fit this learner's."""
         return saved
 
     def loaded(self) -> bool:
@@ -237,23 +237,23 @@ class Learner(ABC):
         return True
 
     def resume_level(self, episodes: bool) -> str:
-        """Return what a checkpoint restores where it does or does not restore the `episodes` under way.
+        """Return how much a checkpoint restores, depending on whether the collector restores running `episodes`.
 
-        L3: everything, bit for bit; L2: not the episodes, or not every transition; L1: no transitions.
+        L3: everything, bit for bit; L2: all but the episodes or some transitions; L1: no transitions.
         """
         return "L3" if episodes else "L2"
 
     def interrupt(self) -> bool:
-        """Prepare for new episodes in all environments: nothing continues the newest transitions.
+        """Prepare for new episodes in all environments: the newest transitions have no successors.
 
         Return False if the replay memory is lost.
         """
         return True
 
     def forget(self, lost: Tensor) -> None:  # noqa: B027 (optional)
-        """Learn nothing from the newest transition where lost (N,) bool: the environment failed, its outcome is unknown.
+        """Exclude the newest transition from learning where lost (N,) bool: the environment failed, so its outcome is unknown.
 
-        It was ingested as a truncation without reward in the state that the action was taken in. Called on the host.
+        It was ingested as a truncation without reward, in the state in which the action was taken. Called on the host.
         """
 
     def clear(self) -> None:  # noqa: B027 (optional)
@@ -268,7 +268,7 @@ class Learner(ABC):
         """Finish an iteration."""
 
     def close(self) -> None:  # noqa: B027 (optional)
-        """Release threads and files. Nothing is called afterwards."""
+        """Release threads and files. No method is called afterwards."""
 
 
 _COUNTS = {  # attribute -> meaning
@@ -279,7 +279,7 @@ _COUNTS = {  # attribute -> meaning
 
 
 def check_learner(learner: Learner) -> None:
-    """Raise UserError, naming the member, if a learner lacks a count that the loop reads or the saved group `rng`."""
+    """Raise UserError, naming the member, if a learner lacks a count that the loop reads or the state_dict group `rng`."""
     for name, meaning in _COUNTS.items():
         value = getattr(learner, name, None)
         if not isinstance(value, int) or value < 1:
@@ -296,7 +296,7 @@ def check_learner(learner: Learner) -> None:
 
 
 def check_ranks(learner: Learner, algo: str) -> None:
-    """Raise UserError if several ranks would train this learner as if each were alone."""
+    """Raise UserError if this learner cannot train on several ranks together."""
     if not learner.several_ranks:
         return
     if not learner.averages_gradients:
@@ -312,7 +312,7 @@ def check_ranks(learner: Learner, algo: str) -> None:
 
 
 def check_acted(learner: Learner, before: int) -> None:
-    """Raise UserError if `acted` is still what it was `before` an iteration. Waits for the device."""
+    """Raise UserError if `acted` still has its value `before` the iteration. Waits for the device."""
     if int(learner.acted) == before:
         raise UserError(
             f"record_actions of {type(learner).__module__} leaves Learner.acted at {before}, so that every step would draw the "

@@ -20,8 +20,8 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
 def batch_mean(x: Tensor) -> Tensor:
     """Return the mean () of a batch (B,).
 
-    The compiler sums up a single vector with few blocks of a GPU, eight for 65,536 samples, however much has to be gathered and
-    computed for each of them. In two steps, over rows and then over their means, it uses all of them.
+    The compiler reduces a single vector with few GPU blocks, eight for 65,536 samples, however much must be gathered and
+    computed per sample. In two steps, over rows and then over their means, it uses the whole GPU.
     """
     if not x.is_cuda or x.shape[0] % _ROW:
         return x.mean()

@@ -1,8 +1,8 @@
 """Triton kernels of `fused_mlp`: a whole MLP for a tile of rows, with its activations in registers.
 
-Imported only where Triton is installed. Shapes: x (B, K) observations of any dtype, weights as nn.Linear keeps them,
-(outputs, inputs), in bfloat16 or float16. Sums are float32, activations are rounded to the dtype of the weights, as cuBLAS
-does it layer by layer. With `norm` every hidden layer is normalised over its units before its ReLU.
+Imported only where Triton is installed. Shapes: x (B, K) observations of any dtype, weights as in nn.Linear, (outputs, inputs),
+in bfloat16 or float16. Sums are float32; activations are rounded to the dtype of the weights, as by cuBLAS layer by layer. With
+`norm` every hidden layer is normalised over its units before its ReLU.
 """
 
 
@@ -66,7 +66,7 @@ def mean_kernel(
     weight, bias, means,
     width_1: tl.constexpr, width_2: tl.constexpr, block_2: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """means (width_1 + 1,): of the weights (width_2, width_1) over the units, `tile` inputs a program, and of the bias."""
+    """means (width_1 + 1,): means over the units of the weights (width_2, width_1) and the bias; `tile` inputs per program."""
     unit, column = tl.arange(0, block_2), tl.program_id(0) * tile + tl.arange(0, tile)
     inside = (unit < width_2)[:, None] & (column < width_1)[None, :]
     weights = tl.load(weight + unit[:, None] * width_1 + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -84,12 +84,12 @@ def forward_kernel(
     block_1: tl.constexpr, block_out: tl.constexpr, tile: tl.constexpr, k_tile: tl.constexpr, n_tile: tl.constexpr,
     norm: tl.constexpr, keep: tl.constexpr,
 ):  # fmt: skip
-    """Two hidden layers and the output; n_tile units of the second layer at a time, each part going to the output at once.
+    """out (B, outputs): two hidden layers and the output layer. Every n_tile units of the second layer are added directly.
 
-    With `norm`, the mean of the second layer comes from the means of its weights and bias, from `mean_kernel`.
-    Its deviation is known only behind the last part; since ReLU(x / d) = ReLU(x) / d, the output is divided by it.
-    `keep` writes the outputs of the hidden layers, with `norm` before their ReLU, that of the second not yet divided, the
-    inverse deviations, and `slopes`: the derivative of each output by a number added to all units of the second layer.
+    With `norm`, the mean of the second layer is computed from the means of its weights and bias, given by `mean_kernel`.
+    Its deviation is known only after the last tile; since ReLU(x / d) = ReLU(x) / d, the output is divided by it.
+    `keep` writes the outputs of the hidden layers (with `norm`: before the ReLU, the second not yet divided), the inverse
+    deviations, and `slopes`: the derivative of each output by a number added to all units of the second layer.
     """
     dtype: tl.constexpr = weight_1.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
@@ -143,7 +143,7 @@ def forward_kernel(
             tl.store(inverse_2 + row, inverse, mask=exists)
             tl.store(slopes + position, slope, mask=inside)
     total += tl.load(bias_3 + action, mask=action < outputs, other=0.0).to(tl.float32)[None, :]
-    # Rounded as the layer itself would be, then float32 as every network's output.
+    # Rounded like the output of a half-precision layer, then float32, like the output of every network.
     tl.store(out + position, total.to(dtype).to(tl.float32), mask=inside)
 
 
@@ -154,12 +154,12 @@ def backward_kernel(
     width_1: tl.constexpr, width_2: tl.constexpr, outputs: tl.constexpr,
     block_1: tl.constexpr, block_out: tl.constexpr, tile: tl.constexpr, n_tile: tl.constexpr, norm: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what each hidden layer sums up, from that of the output (B, outputs) and what the forward pass kept.
+    """gradient_1, gradient_2: gradients of the preactivations, from the output gradient and the kept tensors.
 
-    Programs (rows / tile, width_1 / block_1); with `norm` one part has all units of the first layer, and the ReLUs of both
-    layers are written, too. With g the gradient of a layer's ReLU where that is above 0, normalisation passes on
-    (g - mean(g) - x mean(g x)) / deviation. For the second layer, whose g the loop makes in parts, the sum of g follows from
-    the slopes, and that of g x from the outputs, which are sums of x times the last weights.
+    Programs (rows / tile, width_1 / block_1); with `norm` one program covers all units of the first layer, and the ReLU
+    outputs of both layers are written too. With g the gradient of a layer's ReLU where that is above 0, the gradient through
+    the normalisation is (g - mean(g) - x mean(g x)) / deviation. The loop computes g of the second layer in parts; the sum of
+    g follows from the slopes, and the sum of g x from the outputs, which are sums of x times the last weights.
     """
     dtype: tl.constexpr = weight_2.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)

@@ -40,7 +40,7 @@ class NetworkConfig:
         self.expect(("stride",), "at least 1", lambda x: x >= 1)
 
     def expect(self, names: tuple[str, ...], what: str, holds: Callable[[Any], bool]) -> None:
-        """Raise UserError for the first option of `names` whose value does not hold; `what` is the expected form."""
+        """Raise UserError for the first option of `names` whose value fails `holds`; `what` describes the expected values."""
         for name in names:
             if not holds(value := getattr(self, name)):
                 algo = type(self).__module__.rpartition(".")[2].removesuffix("_options")  # in a file of their own
@@ -54,7 +54,7 @@ NETWORK_RESUME_FIXED = tuple(
 
 
 def share_buffers(copied: nn.Module, original: nn.Module) -> None:
-    """Let a copy of a network use the statistics of the original instead of its own."""
+    """Let a copy of a network share the original's buffers (running statistics) instead of having its own."""
     for module, source in zip(copied.modules(), original.modules(), strict=True):
         for name, buffer in source.named_buffers(recurse=False):
             setattr(module, name, buffer)

@@ -22,9 +22,9 @@ from redline.core.records import Spec
 
 
 class Afterstates(nn.Module):
-    """One network over the afterstate of every action: an action's value is its reward plus the discounted afterstate value.
+    """One network applied to every action's afterstate: an action's value is its reward plus the discounted afterstate value.
 
-    obs (B, A, F), with the reward as feature 0 -> (B, A) float32. It is an MLP, or with boards it may be `columns`.
+    obs (B, A, F), with the reward as feature 0 -> (B, A) float32. The network is an MLP, or `columns` if there are boards.
     """
 
     def __init__(self, spec: Spec, config: NetworkConfig, gamma: float, outputs: int = 1) -> None:
@@ -46,7 +46,7 @@ class Afterstates(nn.Module):
         return masked(obs[:, :, 0] + self.gamma * self.rows(obs)[:, :, 0], legal)
 
     def chosen(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Return the values (B,) of `action` (B,); obs may have the row of the action only, (B, 1, F)."""
+        """Return the values (B,) of `action` (B,); obs may contain only the action's row, (B, 1, F)."""
         index = action.view(-1, 1, 1).expand(-1, 1, obs.shape[2])
         row = (obs if obs.shape[1] == 1 else obs.gather(1, index)).squeeze(1)
         value: Tensor = self.row(row)[:, 0]
@@ -62,7 +62,7 @@ class Distributional(nn.Module):
         self.body = make_body(dataclasses.replace(spec, num_actions=(spec.num_actions + dueling) * kind.atoms), config)
 
     def outputs(self, obs: Tensor) -> Tensor:
-        """Return K numbers per action, to be read by `kind`: (B, A, K) float32."""
+        """Return K numbers per action, interpreted by `kind`: (B, A, K) float32."""
         out: Tensor = self.body(obs).unflatten(1, (-1, self.kind.atoms))
         if not self.dueling:
             return out
@@ -128,10 +128,10 @@ class ActorCritic(nn.Module):
         self.include_returns(*torch.var_mean(returns, correction=0))
 
     def include_returns(self, variance: Tensor, mean: Tensor) -> None:
-        """Include returns with this variance () and mean () in the running ones.
+        """Include returns with this variance () and mean () in the running statistics.
 
-        The first hundred calls count equally; later ones form an exponential average over about the last hundred. Returns
-        that are not finite change nothing: what was played with bad weights must not spoil the good ones after a rollback.
+        The first hundred calls are weighted equally; later ones form an exponential average over about the last hundred.
+        Non-finite returns are ignored: after a rollback, experience from bad weights must not spoil the statistics.
         """
         finite = variance.isfinite()
         self.updates += finite
@@ -169,7 +169,7 @@ def build(
     _check_afterstates(spec, config)
     net: ValueNet
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # (torch.manual_seed would seed the GPUs too, for good)
+        torch.default_generator.manual_seed(seed)  # (torch.manual_seed would permanently reseed the GPUs too)
         if spec.afterstates:
             net = Afterstates(spec, config, gamma)
         else:

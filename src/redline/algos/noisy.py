@@ -13,9 +13,9 @@ from redline.core import random
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights carry noise with a learned deviation each.
+    """A linear layer with noisy weights, each with a learned standard deviation.
 
-    The noise is factorised, one number per input and one per output. It stays as drawn by `draw_noise`; it starts as zero.
+    The noise is factorised: one number per input and one per output. It is zero at first and changes only in `draw_noise`.
     """
 
     noise: Tensor
@@ -38,7 +38,7 @@ class NoisyLinear(nn.Module):
 
 @torch.no_grad()
 def draw_noise(net: nn.Module, key: Tensor | None) -> None:
-    """Draw new noise for all noisy layers of `net` from `key` () int32; None sets the noise to zero."""
+    """Draw new noise for all noisy layers of `net` with `key` () int32; None sets the noise to zero."""
     buffers = [module.noise for module in net.modules() if isinstance(module, NoisyLinear)]
     if key is None:
         for noise in buffers:
@@ -57,7 +57,7 @@ def gaussian(random_bits: Tensor) -> Tensor:
 
 
 def make_noisy(net: nn.Module, sigma: float) -> None:
-    """Replace every fully connected layer of `net` by a NoisyLinear with the same weights; convolutions stay."""
+    """Replace every fully connected layer of `net` with a NoisyLinear with the same weights; convolutions stay."""
     for dense in [module for module in net.modules() if isinstance(module, Dense)]:
         for parent in list(dense.modules()):
             for name, child in list(parent.named_children()):

@@ -74,21 +74,21 @@ def fill_batch_size(config: C, num_envs: int) -> tuple[C, dict[str, str]]:
 
 
 def samples_per_step(config: OnPolicyConfig, num_envs: int, accumulate: int) -> float:
-    """Return how often the learner trains on each environment step."""
+    """Return the number of times the learner trains on each environment step."""
     del num_envs, accumulate
     return float(config.epochs)
 
 
 def memory_bytes(config: OnPolicyConfig, spec: Spec, state_bytes: int, num_envs: int) -> dict[str, int]:
-    """Return the bytes of the rollout, approximately, by the option that decides them."""
+    """Return the approximate bytes of the rollout, keyed by the option that sets its size."""
     sample = math.prod(spec.obs_shape) * spec.obs_dtype.itemsize + spec.num_actions * spec.masked + 42
     return {"rollout_steps": num_envs * (config.rollout_steps * sample + state_bytes)}
 
 
 class OnPolicyLearner(Learner):
-    """Fills a rollout, computes a target for each of its samples, and trains `epochs` times on shuffled minibatches.
+    """Collect a rollout, compute a target for each sample, and train `epochs` times on shuffled minibatches.
 
-    A subclass gives `select_actions`, `state_values`, `compute_targets`, `loss` and `model`.
+    A subclass defines `select_actions`, `state_values`, `compute_targets`, `loss` and `model`.
     """
 
     config: OnPolicyConfig
@@ -96,7 +96,7 @@ class OnPolicyLearner(Learner):
     metrics: tuple[str, ...] = ("loss",)
     scheduled = True  # the learning rate follows `progress`
     averages_gradients = True
-    needs_frame_stack = True  # final states are observed, to bootstrap from them
+    needs_frame_stack = True  # to bootstrap from observations of final states
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class OnPolicyLearner(Learner):
         net: nn.Module,
         outputs: tuple[str, ...],
     ) -> None:
-        """Arguments as of Learner; net: the network to train; outputs: the algorithm's POLICY_OUTPUTS, `value` first."""
+        """Arguments of Learner, and net: the network to train; outputs: the algorithm's POLICY_OUTPUTS, `value` first."""
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate)
         if config.gamma_end is not None and self.spec.afterstates:
             raise UserError(
@@ -122,16 +122,16 @@ class OnPolicyLearner(Learner):
         self.rollout = RolloutBuffer(rules, state, num_envs, config.rollout_steps, outputs, device)
         self.rollout_steps, self.samples_per_update = config.rollout_steps, config.batch_size * accumulate
         self.updates_per_iteration = config.epochs * (self.rollout.size // self.samples_per_update)
-        if not config.batch_norm:  # which needs the whole batch at once
+        if not config.batch_norm:  # it needs the whole batch at once
             self.max_micro_batches = min(config.batch_size, MAX_MICRO_BATCHES)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = Optimizer(net, self.learning_rate, config.max_grad_norm, runtime)
         self.behaviour_network = in_precision(net, runtime.amp_dtype)  # `before_iteration` copies the weights
-        self.targets = torch.zeros(self.rollout.size, device=device)  # of the values of the samples
+        self.targets = torch.zeros(self.rollout.size, device=device)  # one per sample, for its value
         self.order = torch.zeros(self.rollout.size, dtype=torch.int64, device=device)  # shuffled sample numbers
         self.shuffled = torch.zeros((), dtype=torch.int64, device=device)  # () int64: epochs so far
         self.metric_sums = torch.zeros(len(self.metrics), device=device)  # since the last log point
-        # Targets are computed step by step: unrolled by the compiler, a long rollout would take minutes to compile.
+        # The compiler unrolls the loop over the steps: a long rollout would take minutes to compile.
         self._short = config.rollout_steps <= _MAX_COMPILED_STEPS
         self._compute_targets = runtime.compile(self.compute_targets) if self._short else self.compute_targets
         self._shuffle = runtime.compile(self.shuffle)
@@ -152,7 +152,7 @@ class OnPolicyLearner(Learner):
             f"{_minibatch(size // accumulate):,}."
         )
 
-    # -------------------------------------------------------------------------------------------- given by the algorithm
+    # ------------------------------------------------------------------------------------------ defined by the algorithm
 
     @abstractmethod
     def state_values(self, state: Any) -> Tensor:
@@ -166,15 +166,15 @@ class OnPolicyLearner(Learner):
     def loss(self, index: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss () and the `metrics` (M,) of the samples `index` (B,) int64.
 
-        batch: all samples of the gradient step, where `index` is only a part of them. Losses and metrics of the parts add up
-        to those of the gradient step: means over `index` are divided by `part_count(index, batch)`.
+        batch: all samples of the gradient step if `index` is only a part of them. Losses and metrics of the parts must add up
+        to those of the gradient step, so means over `index` are divided by `part_count(index, batch)`.
         """
 
     def share_targets(self) -> None:
-        """Exchange statistics of the targets with the other ranks, where there are any, after `compute_targets`."""
+        """Exchange statistics of the targets with the other ranks; called after `compute_targets` if there are any."""
 
     def share_batches(self) -> None:
-        """Exchange statistics of the batches in `order` with the other ranks, where there are any, once per epoch."""
+        """Exchange statistics of the batches in `order` with the other ranks; called once per epoch if there are any."""
 
     @abstractmethod
     def model(self) -> dict[str, Tensor]:
@@ -193,7 +193,7 @@ class OnPolicyLearner(Learner):
         return self.net
 
     def record_actions(self, obs: Tensor, legal: Tensor | None, action: Tensor, outputs: tuple[Tensor, ...]) -> None:
-        """Write them to the rollout."""
+        """Write one step of all environments to the rollout."""
         self.rollout.write_actions(obs, legal, action, outputs)
         self.acted += 1
 
@@ -236,7 +236,7 @@ class OnPolicyLearner(Learner):
         return total, sums
 
     def record_metrics(self, metrics: Tensor) -> None:
-        """Add the metrics (M,) of a gradient step, which is about to be taken."""
+        """Add the metrics (M,) of a gradient step to the sums; called just before the step is taken."""
         self.metric_sums += metrics
 
     @classmethod
@@ -256,11 +256,11 @@ class OnPolicyLearner(Learner):
 
     @property
     def predictions(self) -> Tensor:
-        """What the targets are compared with, as predicted while acting: (T * N,)."""
+        """Values predicted while acting, to compare with the targets: (T * N,) float32."""
         return self.rollout.outputs["value"]
 
     def rollout_returns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return reward, value (T, N), bootstrap_value (N,) and done (T, N), as the functions of `returns` take them."""
+        """Return reward, value (T, N), bootstrap_value (N,) and done (T, N): the arguments of the functions in `returns`."""
         rollout = self.rollout
         values = self.state_values(rollout.bootstrap_states)
         reward, bootstrap_value = rollout.bootstrapped_rewards(values, self.discount(), self.predictions)
@@ -272,7 +272,7 @@ class OnPolicyLearner(Learner):
         return start if end is None else annealed_discount(start, end, self.progress)
 
     def update_learning_rate(self) -> None:
-        """Set the learning rate of this point of training."""
+        """Set the learning rate for this point of training."""
         self.learning_rate.copy_(linear(self.config.learning_rate, self.config.learning_rate_end, self.progress))
 
     @torch.no_grad()
@@ -291,23 +291,23 @@ class OnPolicyLearner(Learner):
     def read_metrics(self, updates: int) -> dict[str, float]:
         """Return the means over the last `updates` gradient steps and reset them."""
         sums = dict(zip(self.metrics, self.metric_sums.unbind(), strict=True))
-        # The buffers still hold the last rollout: its figure costs training nothing.
+        # The buffers still hold the last rollout, so this adds nothing to the update itself.
         explained = {"explained_variance": float(explained_variance(self.predictions, self.targets))}
         return read_means(sums, updates) | explained | self.optimizer.read_metrics(updates)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return every tensor that decides what comes next, between two iterations, in groups."""
+        """Return the complete training state between two iterations: every tensor needed to continue exactly, in groups."""
         counters = {"key": self.key, "acted": self.acted, "shuffled": self.shuffled}
         return {"model": self.model(), "optim": self.optimizer.tensors(), "rng": counters}
 
 
 def part_count(index: Tensor, batch: Tensor | None) -> float:
-    """Return how many parts of the size of `index` the samples `batch` are; None: `index` is all of them."""
+    """Return the number of parts of the size of `index` in `batch`; None: `index` is the whole batch."""
     return 1 if batch is None else len(batch) / len(index)
 
 
 def in_precision(net: N, dtype: torch.dtype | None) -> N:
-    """Return a copy of `net` with weights in `dtype`, so that acting converts none; `net` itself if dtype is None."""
+    """Return a copy of `net` with weights in `dtype`, to avoid converting them while acting; `net` itself if dtype is None."""
     if dtype is None:
         return net
     converted = copy.deepcopy(net).requires_grad_(False)
@@ -319,5 +319,5 @@ def in_precision(net: N, dtype: torch.dtype | None) -> N:
 
 
 def _minibatch(size: int) -> int:
-    """Return a divisor of `size`: an eighth, where that is a whole number."""
+    """Return a divisor of `size`: an eighth of it if that is a whole number."""
     return size // math.gcd(size, _MINIBATCHES)

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from redline.engine.runtime import Runtime
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-5
-_GROWTH_INTERVAL = 2000.0  # good steps until the float16 loss scale doubles
+_GROWTH_INTERVAL = 2000.0  # finite steps until the float16 loss scale doubles
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """Move all parameters of `module` into one vector (P,), of which they become views, and return it.
+    """Move all parameters of `module` into one vector (P,), turn them into views of the vector, and return it.
 
     Clipping, Adam and the update of a target network are then one kernel each, for any number of layers.
     """
@@ -26,24 +26,24 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def linear(start: float, end: float, progress: Tensor) -> Tensor:
-    """Interpolate from start to end as `progress` () goes from 0 to 1; constant outside."""
+    """Return the value () between start and end at `progress` () from 0 to 1; constant outside."""
     return start + (end - start) * progress.clamp(0.0, 1.0)
 
 
 def annealed_discount(start: float, end: float, progress: Tensor) -> Tensor:
-    """Return the discount () at this point of training: 1 / (1 - discount) goes linearly from start's to end's."""
+    """Return the discount () at `progress` (): its effective horizon 1 / (1 - discount) changes linearly from start to end."""
     return 1 - 1 / linear(1 / (1 - start), 1 / (1 - end), progress)
 
 
 class Optimizer:
-    """Adam over a module with gradient clipping; a step with a non-finite gradient changes nothing but `skipped`.
+    """Adam with gradient clipping; a step with a non-finite gradient is skipped and counted in `skipped`.
 
-    Written out instead of torch.optim: on one vector it compiles to a single kernel with clipping and the check. Without
-    `fused_optimizer` every parameter is a vector of its own, as in torch.optim without fusion.
+    Written out instead of using torch.optim: on one vector it compiles to a single kernel, together with clipping and the
+    check. Without `fused_optimizer` each parameter is updated separately, as in torch.optim without fusion.
     """
 
     def __init__(self, module: nn.Module, learning_rate: float | Tensor, max_norm: float, runtime: Runtime) -> None:
-        # As a () tensor, the learning rate can change between replays of a captured graph.
+        # If the learning rate is a () tensor, it can change between replays of a captured graph.
         self.learning_rate, self.max_norm = learning_rate, max_norm
         self.flat = flatten(module)
         self.parameters = list(module.parameters())
@@ -64,7 +64,7 @@ class Optimizer:
         return torch.autograd.grad(loss * self.scale if self.scaled else loss, self.parameters)
 
     def step(self, gradients: tuple[Tensor, ...], allowed: Tensor | None = None) -> Tensor:
-        """Take an Adam step if the scaled gradients are finite and it is `allowed` () bool; return () bool, whether taken."""
+        """Take an Adam step if the scaled gradients are finite and `allowed` () bool; return () bool, whether it was taken."""
         vectors = [g.flatten() for g in gradients]
         if self.fused:
             vectors = [torch.cat(vectors)]
@@ -75,7 +75,7 @@ class Optimizer:
         finite = torch.isfinite(norm)
         taken = finite if allowed is None else finite & allowed
         self.steps += taken
-        # Factors that depend on the step are scalars: without fusion, the vectors are read few times.
+        # Combine step-dependent factors as scalars: without fusion, every operation reads the vectors again.
         counts = taken.to(torch.float32)
         count = self.steps.clamp(min=1.0)
         for gradient, (weights, mean, square) in zip(vectors, self._parts(), strict=True):
@@ -101,7 +101,7 @@ class Optimizer:
         return {"grad_norm": norm, "learning_rate": rate, "skipped_updates": skipped}
 
     def _parts(self) -> list[tuple[Tensor, ...]]:
-        """Return the weights, mean and square that are updated together: all of them, or those of each parameter."""
+        """Return the groups of weights, mean and square that are updated together: one for all, or one per parameter."""
         vectors = self.flat, self.mean, self.square
         if self.fused:
             return [vectors]

@@ -52,33 +52,33 @@ class Config(OnPolicyConfig):
 
 
 RESUME_FIXED = (*on_policy.RESUME_FIXED, "separate", "ema_decay")
-STOCHASTIC = True  # actions are drawn from logits
+STOCHASTIC = True  # actions are sampled from logits
 POLICY_OUTPUTS = ("value", "logp")  # the state's value, the action's log-probability
 _EMA = "ema."  # prefix of the averaged weights in a checkpoint
 
 
 def normalize(advantages: Tensor, batch: Tensor | None = None) -> Tensor:
-    """Return advantages (B,) with the mean and deviation of `batch` (default: their own) brought to 0 and 1.
+    """Return advantages (B,) normalised by the mean and standard deviation of `batch` (default: their own).
 
-    Advantages that are equal but for rounding become 0.
+    Advantages that are equal except for rounding become 0.
     """
     return standardize(advantages, *torch.std_mean(advantages if batch is None else batch, correction=0))
 
 
 def standardize(advantages: Tensor, deviation: Tensor, mean: Tensor) -> Tensor:
-    """Return advantages with this deviation and mean brought to 1 and 0; where they are equal but for rounding, 0."""
+    """Return advantages normalised by this mean and deviation; 0 if they are equal except for rounding."""
     return (advantages - mean) / (deviation + 1e-5 * (1 + mean.abs()))
 
 
 def policy_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Return the clipped surrogate loss () of three (B,)."""
+    """Return the clipped surrogate loss () of logp, old_logp and advantages, (B,) each."""
     ratio = (logp - old_logp).exp()
     return -batch_mean(torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages))
 
 
 @torch.no_grad()
 def select_actions(config: Config, net: nn.Module, policy_input: PolicyInput) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Draw actions (N,) int64 from the policy; return them and POLICY_OUTPUTS, (N,) float32 each."""
+    """Return actions (N,) int64 sampled from the policy, and POLICY_OUTPUTS, (N,) float32 each."""
     del config
     logits, value = net(policy_input.obs, policy_input.legal)
     actions = logits.shape[1]
@@ -115,7 +115,7 @@ class Learner(OnPolicyLearner):
         net = networks.build_actor_critic(spec, config, seed, config.gamma, config.separate).to(runtime.device)
         super().__init__(rules, config, state, num_envs, seed, runtime, accumulate, net, POLICY_OUTPUTS)
         self.advantages = torch.zeros(self.rollout.size, device=runtime.device)
-        # With several ranks: advantages normalised over the batch of all ranks that each sample is in, in this epoch.
+        # With several ranks: advantages, normalised over each sample's batch across all ranks in this epoch.
         self.normalized = torch.zeros_like(self.advantages) if self.several_ranks else None
         self.update_kl = torch.zeros((), device=runtime.device)  # () float32: largest KL divergence in this update
         self.ema_network = copy.deepcopy(self.net).requires_grad_(False) if config.ema_decay else None
@@ -160,7 +160,7 @@ class Learner(OnPolicyLearner):
 
     @torch.no_grad()
     def share_batches(self) -> None:
-        """Normalise advantages over the batches of all ranks: one exchange for all batches of an epoch."""
+        """Normalise advantages over each batch across all ranks, with one exchange for all batches of an epoch."""
         assert self.normalized is not None
         advantages = self.advantages[self.order].view(-1, self.samples_per_update)
         variance, mean = self.ranks.var_mean(advantages)
@@ -199,7 +199,7 @@ class Learner(OnPolicyLearner):
 
     @torch.no_grad()
     def apply(self, gradients: tuple[Tensor, ...]) -> None:
-        """Take a gradient step, unless the policy has moved beyond target_kl; then average the weights."""
+        """Take a gradient step unless the policy has moved beyond target_kl; then update the average of the weights."""
         allowed = self.update_kl <= self.config.target_kl if self.config.target_kl else None
         self.optimizer.step(gradients, allowed)
         if self.ema_weights is not None:

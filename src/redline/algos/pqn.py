@@ -1,8 +1,8 @@
 """PQN: Q-learning on fresh rollouts, without replay and without a target network.
 
 Follows Gallici et al. 2024: Peng's Q(lambda) returns over rollouts of many environments, and a network with layer
-normalisation, which keeps training stable. Different here: Adam instead of RAdam, and a final epsilon of its own for every
-environment, as in DQN, so that careful and exploratory play are both in every batch.
+normalisation, which keeps training stable. Differences: Adam instead of RAdam, and a separate final epsilon for each
+environment, as in DQN, so that every batch holds both careful and exploratory play.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def acting_network(spec: Spec, config: Config) -> networks.ValueNet:
 
 
 class Learner(OnPolicyLearner):
-    """Action values trained towards Q(lambda) returns."""
+    """A Q-network trained towards Q(lambda) returns."""
 
     config: Config
     net: Body | networks.Afterstates
@@ -126,7 +126,7 @@ class Learner(OnPolicyLearner):
 
     @torch.no_grad()
     def compute_targets(self) -> None:
-        """Compute the returns of the rollout, and set the learning rate."""
+        """Compute the returns of the rollout and set the learning rate."""
         returns = q_lambda_returns(*self.rollout_returns(), self.discount(), self.config.q_lambda)
         self.targets.copy_(returns.flatten())
         self.update_learning_rate()

@@ -1,8 +1,8 @@
-"""Layers with a ReLU in half precision on a GPU: the ReLU is part of the library's kernel, its gradient one pass over memory.
+"""Half-precision layers with a ReLU on a GPU: the library's kernel applies the ReLU; its gradient is one pass over memory.
 
-The compiler leaves matrix products and convolutions to cuBLAS and cuDNN. It would write a kernel for the ReLU behind them,
-which reads and writes all activations again, and in the backward pass one for the ReLU's gradient and two for the bias's. The
-operations are torch's custom ones, as torch keeps compiled graphs on disk only without autograd functions.
+The compiler leaves matrix products and convolutions to cuBLAS and cuDNN. It would add a kernel for the ReLU, which reads and
+writes all activations again, and in the backward pass one kernel for the gradient of the ReLU and two for the bias. The
+operations are custom operators because torch cannot cache compiled graphs with autograd functions on disk.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from redline.engine.triton_use import attempt, power_of_two, ready
 
-_ELEMENTS = 8192  # of a block's tile
-_PROGRAMS = 1056  # eight blocks for each processor of an H200
+_ELEMENTS = 8192  # per tile
+_PROGRAMS = 1056  # eight blocks for each multiprocessor of an H200
 _MAX_COLUMNS = 2048
-_SUMMED = 16384  # numbers that a program of `sum_rows` reads
+_SUMMED = 16384  # numbers read by one program of `sum_rows`
 
 
 @torch.library.custom_op("redline::linear_relu", mutates_args=())
@@ -51,7 +51,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Ten
 
 @torch.library.custom_op("redline::relu_gradient", mutates_args=())
 def relu_gradient(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient (…, F) of what a ReLU made `out` (…, F) of, and its sums over all but the last dimension (F,)."""
+    """Return the gradient (…, F) of the input of a ReLU with output `out` (…, F), and its sums (F,) over all rows."""
     columns = out.shape[-1]
     gradient, out = gradient.contiguous(), out.contiguous()
     rows, block = out.numel() // columns, power_of_two(columns)

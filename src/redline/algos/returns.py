@@ -3,8 +3,8 @@
 A rollout has T steps of N environments. `done` marks the last step of an episode, terminated or truncated. The reward of a
 truncated step must already include the discounted value of the state it led to, see RolloutBuffer.bootstrapped_rewards.
 
-On a GPU, the compiler makes one kernel of the loop over the steps. For a CPU it takes longer to compile 32 steps than the
-network, so the loop is in NumPy there, with the same operations in the same order, as an operator of torch.
+On a GPU, the loop over the steps compiles to one kernel. On a CPU, compiling 32 steps takes longer than compiling the network,
+so the loop is a torch operator written in NumPy, with the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def q_lambda_returns(
 ) -> Tensor:
     """Return Peng's Q(lambda) returns (T, N).
 
-    reward, value, done: (T, N), value being that of each state's best action. bootstrap_value: (N,), as in `gae`.
+    reward, value, done: (T, N), with the value of each state's best action. bootstrap_value: (N,), as in `gae`.
     """
     function = _q_lambda_operator if reward.device.type == "cpu" else _q_lambda
     return function(reward, value, bootstrap_value, done, gamma, q_lambda)
@@ -41,7 +41,7 @@ def q_lambda_returns(
 def _gae(
     reward: Tensor, value: Tensor, bootstrap_value: Tensor, done: Tensor, gamma: float | Tensor, decay: float
 ) -> Tensor:
-    """`gae` as operations of tensors."""
+    """Compute `gae` with tensor operations."""
     advantages = []
     advantage, next_value = torch.zeros_like(bootstrap_value), bootstrap_value
     for t in range(reward.shape[0] - 1, -1, -1):
@@ -55,7 +55,7 @@ def _gae(
 def _q_lambda(
     reward: Tensor, value: Tensor, bootstrap_value: Tensor, done: Tensor, gamma: float | Tensor, decay: float
 ) -> Tensor:
-    """`q_lambda_returns` as operations of tensors."""
+    """Compute `q_lambda_returns` with tensor operations."""
     returns = []
     running = next_value = bootstrap_value
     for t in range(reward.shape[0] - 1, -1, -1):
@@ -105,7 +105,7 @@ _library = torch.library.Library("redline", "FRAGMENT")
 
 
 def _operator(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function as an operator of torch, which the compiler calls and does not look into."""
+    """Return a function registered as a torch operator, which the compiler calls without tracing into it."""
     _library.define(
         f"{name}(Tensor reward, Tensor value, Tensor bootstrap_value, Tensor done, Tensor gamma, float decay) -> Tensor"
     )

@@ -16,11 +16,11 @@ from redline.core.records import Spec, Step, map_record
 from redline.envs.batch import Rules
 from redline.replay.device import in_words
 
-_STEPS_PER_TRUNCATION = 32  # assumed where the rules truncate and do not say after how many steps
+_STEPS_PER_TRUNCATION = 32  # assumed if the rules truncate without declaring after how many steps
 
 
 def max_truncations(rules: Rules, rollout_steps: int) -> int:
-    """Return how many truncations of an environment in a rollout have their final State stored."""
+    """Return the maximum number of truncations per environment and rollout whose final State is stored."""
     spec: Spec = rules.game.spec(rules.config)
     limits = [limit for limit in (rules.time_limit, spec.limit) if limit] + [_STEPS_PER_TRUNCATION] * spec.truncates
     return -(-rollout_steps // min(limits)) if limits else 0
@@ -29,7 +29,7 @@ def max_truncations(rules: Rules, rollout_steps: int) -> int:
 class RolloutBuffer:
     """T steps of N environments in static tensors of T * N samples.
 
-    A rollout is written completely before it is read, so checkpoints do not contain it.
+    Every rollout is written completely before it is read, so checkpoints do not contain it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RolloutBuffer:
         outputs: tuple[str, ...],
         device: torch.device,
     ) -> None:
-        """state: example of the game's State of all environments. outputs: the algorithm's POLICY_OUTPUTS."""
+        """state: example of the game's State for all environments. outputs: the algorithm's POLICY_OUTPUTS."""
         self.rules, self.num_envs, self.rollout_steps = rules, num_envs, rollout_steps
         self.size = size = rollout_steps * num_envs  # samples
         spec: Spec = rules.game.spec(rules.config)
@@ -77,7 +77,7 @@ class RolloutBuffer:
             buffer.index_copy_(0, index, output)
 
     def write_step(self, step: Step) -> None:
-        """Write the second half of a row, the outcome of the actions, and move on to the next row."""
+        """Write the second half of a row, the outcome of the actions, and advance to the next row."""
         env_index = torch.arange(self.num_envs, device=step.reward.device)
         index = self.row * self.num_envs + env_index
         self.reward.index_copy_(0, index, step.reward)
@@ -92,9 +92,9 @@ class RolloutBuffer:
         self.row.copy_((self.row + 1) % self.rollout_steps)
 
     def forget(self, lost: Tensor, predictions: Tensor) -> None:
-        """Make the newest row, written as truncated, teach nothing where lost (N,) bool: its return is the prediction.
+        """Make the error of the newest row, written as truncated, zero where lost (N,) bool: its return is the prediction.
 
-        predictions (T * N,) are those of the values of all samples.
+        predictions: (T * N,), the predicted values of all samples.
         """
         newest = (self.row - 1) % self.rollout_steps
         index = newest * self.num_envs + torch.arange(self.num_envs, device=lost.device)
@@ -106,7 +106,7 @@ class RolloutBuffer:
         """Return the observations (B, …) of the samples `index` (B,) int64."""
         if not self.obs.is_cuda:
             return self.obs.index_select(0, index)
-        # In words of up to eight bytes: a GPU gathers few wide numbers faster than many narrow ones.
+        # In words of up to eight bytes: a GPU gathers a few wide numbers faster than many narrow ones.
         rows = in_words(self.obs)[index].flatten().view(self.obs.dtype)
         return rows.view(len(index), *self.obs.shape[1:])
 
@@ -118,8 +118,8 @@ class RolloutBuffer:
         """Return rewards (T, N) and the value (N,) of the state after the last step; reset the count of truncations.
 
         values: of `bootstrap_states`. The reward of a truncated step includes gamma times the value of the state in which
-        it was truncated. An environment truncated more than max_truncations times learns nothing from the further ones:
-        their reward is the prediction itself, of predictions (T * N,), so that the error is zero.
+        it was truncated. Nothing is learned from truncations of an environment beyond max_truncations: their reward is the
+        prediction itself, from predictions (T * N,), so that the error is zero.
         """
         reward, values = self.steps(self.reward), values.view(-1, self.num_envs)
         if self.max_truncations:

@@ -27,7 +27,7 @@ class Munchausen(NamedTuple):
 def td_targets(
     batch: Batch, online: Any, target: Any, double: bool = True, munchausen: Munchausen | None = None
 ) -> Tensor:
-    """Return the targets (B,) of the values of (obs, action).
+    """Return the TD targets (B,) for the values of (obs, action).
 
     double: the online network chooses the next action, the target network evaluates it. Ignored with Munchausen.
     """
@@ -63,7 +63,7 @@ def distributional_losses(
 
 
 def bootstrap_discount(batch: Batch) -> Tensor:
-    """Return the discounts (B,), 0 where the next state has no legal action."""
+    """Return the discounts (B,), set to 0 where the next state has no legal action."""
     return batch.discount if batch.next_legal is None else torch.where(batch.next_legal.any(1), batch.discount, 0.0)
 
 

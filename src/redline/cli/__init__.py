@@ -1,8 +1,8 @@
 """The command line: `redline COMMAND [OPTIONS]`.
 
-Each command is a file in `redline/cli/commands`. Errors that a user can cause are one sentence on standard error,
-`redline: …`, with exit code 2. Help and usage errors appear without importing torch. Ctrl-C ends a command with one
-sentence and exit code 130; training first writes a checkpoint.
+Each command is a file in `redline/cli/commands`. User errors print one sentence to standard error, `redline: …`, and exit with
+code 2. Help and usage errors appear without importing torch. Ctrl-C ends a command with one sentence and exit code 130;
+training first saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def main(words: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except KeyboardInterrupt as interrupt:
         code = _end_interrupted(interrupt, as_program=words is None)
-    except BrokenPipeError:  # the program reading our output has exited, as in `redline list | head -1`
+    except BrokenPipeError:  # the program reading the output has exited, as in `redline list | head -1`
         streams.silence(sys.stdout)
         code = 0
-    except OSError as error:  # of a full disk behind standard output, or of a file that a command needs
+    except OSError as error:  # from a full disk behind standard output, or a file that a command needs
         place = f" ({error.filename})" if error.filename else ""
         to_stderr(f"redline: Reading or writing failed: {reason(error)}{place}.")
         code = StorageError.exit_code
     except Exception as error:
-        if behind := _interrupt_behind(error):  # a library may turn an interrupt into an error of its own
+        if behind := _interrupt_behind(error):  # a library may turn an interrupt into another error
             code = _end_interrupted(behind, as_program=words is None)
         elif sentence := _out_of_memory(error):
             to_stderr(f"redline: {sentence}")
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def run(words: list[str]) -> int:
-    """Run the command that `words` spell and return its exit code."""
+    """Run the command given by `words` and return its exit code."""
     if not words or words[0] in ("-h", "--help") or words == ["help"]:
         print(help_text.overview())
         return 0
@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
 
 
 def _interrupt_behind(error: BaseException) -> BaseException | None:
-    """Return the KeyboardInterrupt that led to an error, None where there is none."""
+    """Return the KeyboardInterrupt that led to an error; None if there is none."""
     cause: BaseException | None = error
     while cause and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
@@ -83,9 +83,9 @@ def _interrupt_behind(error: BaseException) -> BaseException | None:
 
 
 def _end_interrupted(interrupt: BaseException, as_program: bool) -> int:
-    """Acknowledge Ctrl-C and return the exit code. A program ends here, without waiting for threads still at work."""
+    """Acknowledge Ctrl-C and return the exit code. A program exits here, without waiting for running threads."""
     code: int = getattr(interrupt, "exit_code", INTERRUPTED)
-    after_echo = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""  # a terminal has shown ^C
+    after_echo = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""  # the terminal shows ^C
     to_stderr(f"{after_echo}redline: {str(interrupt) or 'Interrupted.'}")
     if as_program:
         os._exit(code)
@@ -93,7 +93,7 @@ def _end_interrupted(interrupt: BaseException, as_program: bool) -> int:
 
 
 def _out_of_memory(error: Exception) -> str:
-    """Return a sentence if an error says that memory ran out, or an empty string."""
+    """Return a sentence if an error means that memory ran out, or an empty string."""
     if "torch" not in sys.modules and not isinstance(error, MemoryError):
         return ""
     from redline.engine.out_of_memory import is_out_of_memory
@@ -106,7 +106,7 @@ def _out_of_memory(error: Exception) -> str:
 
 
 def _rank() -> str:
-    """Return ` (rank N)` in a rank other than 0 of several, else an empty string."""
+    """Return ` (rank N)` on ranks other than 0, else an empty string."""
     return f" (rank {launch.rank})" if (launch := launched()) and launch.rank else ""
 
 

@@ -1,4 +1,4 @@
-"""Environments, algorithms, replay kinds and recipes by name, with their option schemas, without importing torch."""
+"""Names of environments, algorithms, replay kinds and recipes, and their option schemas, without importing torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.cli.schema import Option
 from redline.core.errors import UserError, instead_of_file, nearest
 from redline.core.registry import Registry, defines
 
-# The packages' own registries validate what they load. These only list and locate.
+# The packages' own registries validate what they load. These only list and locate members.
 GAMES: Registry[Any] = games.registry
 ALGORITHMS: Registry[Any] = algos.registry
 REPLAY: Registry[Any] = replay.registry
@@ -21,7 +21,7 @@ group_of = algos.group_of
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """Return every registry by the title of its section in `redline list`."""
+    """Return all registries, keyed by the title of their section in `redline list`."""
     return {"games": GAMES, "algorithms": ALGORITHMS, "replay kinds": REPLAY, "recipes": RECIPES}
 
 
@@ -36,7 +36,7 @@ class CpuKind(NamedTuple):
 
 @functools.cache
 def cpu_kinds() -> dict[str, CpuKind]:
-    """Return the kinds of CPU environments by prefix: classes in redline.envs that say how they are spelled."""
+    """Return the kinds of CPU environments by prefix: classes in redline.envs that declare their spelling."""
     package = schema.locate("redline.envs")
     kinds = {}
     for path in sorted(package.parent.glob("*.py")) if package else ():
@@ -55,12 +55,12 @@ def cpu_kinds() -> dict[str, CpuKind]:
 
 
 def environments() -> list[str]:
-    """Return every name that ENV can be, as people spell it."""
+    """Return every valid value of ENV, as users write it."""
     return [*GAMES.names(), *(kind.spelling for kind in cpu_kinds().values())]
 
 
 def env_options(name: str) -> tuple[Option, ...]:
-    """Return the options (--env.*) of an environment; UserError where there is none of this name."""
+    """Return the options (--env.*) of an environment; raise UserError if it does not exist."""
     kind = cpu_kinds().get(name.partition(":")[0])
     if kind:
         if kind.spelling.endswith(":ID") and not name.removeprefix(f"{kind.prefix}:").removeprefix(kind.prefix):
@@ -75,15 +75,15 @@ def env_options(name: str) -> tuple[Option, ...]:
 
 
 def is_outside(name: str) -> bool:
-    """Say whether an environment is a module outside the package: neither registered nor a CPU environment."""
+    """Return whether an environment is a module outside the package: neither registered nor a CPU environment."""
     known = name.partition(":")[0] in cpu_kinds() or GAMES.locate(name) is not None
     return not known and schema.locate(name) is not None
 
 
 def default_algorithm(env: str) -> str:
-    """Return the algorithm that `redline train ENV` chooses, from ALGO of its recipe; "auto" where source does not tell.
+    """Return the algorithm that `redline train ENV` chooses: ALGO of its recipe, or "auto" if the source does not define it.
 
-    A recipe that chooses by environment or hardware (`choose_algo`) may choose another.
+    A recipe that chooses by environment or hardware (`choose_algo`) may choose a different one.
     """
     prefix = env.partition(":")[0]
     on_cpu = prefix in cpu_kinds()
@@ -98,7 +98,7 @@ def default_algorithm(env: str) -> str:
 
 
 def unknown_environment(name: str) -> str:
-    """Return the sentence for an environment that does not exist, with the nearest that does."""
+    """Return the error message for an environment that does not exist, with the most similar existing name."""
     if hint := instead_of_file(name):
         return f"There is no game '{name}'{hint}"
     import gymnasium
@@ -113,7 +113,7 @@ def unknown_environment(name: str) -> str:
 
 
 def algorithm_options(name: str) -> tuple[Option, ...]:
-    """Return the options (--ALGO.*) of an algorithm; UserError where there is none of this name."""
+    """Return the options (--ALGO.*) of an algorithm; raise UserError if it does not exist."""
     module = ALGORITHMS.locate(name)
     if module is None:
         if not all(part.isidentifier() for part in name.split(".")) or schema.locate(name) is None:
@@ -123,14 +123,14 @@ def algorithm_options(name: str) -> tuple[Option, ...]:
 
 
 def all_env_options() -> tuple[Option, ...]:
-    """Return the options of all registered environments; names that several share come several times."""
+    """Return the options of all registered environments; shared names appear more than once."""
     games = [option for name in GAMES.names() for option in env_options(name)]
     return (*games, *(option for kind in cpu_kinds().values() for option in schema.read_options(*kind.config)))
 
 
 @functools.cache
 def group_flags() -> frozenset[str]:
-    """Return the true-or-false options of all registered environments and algorithms, as env.NAME or ALGO.NAME."""
+    """Return the boolean options of all registered environments and algorithms, as env.NAME or ALGO.NAME."""
     flags = {f"env.{option.name}" for option in all_env_options() if option.is_flag}
     for name in ALGORITHMS.names():
         flags |= {f"{name}.{option.name}" for option in algorithm_options(name) if option.is_flag}

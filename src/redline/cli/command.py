@@ -1,7 +1,7 @@
-"""Commands of the command line: their record, their registry and the words a user gives them.
+"""Commands of the command line: Command, their registry, and Request, the words of one invocation.
 
 A command is a module in `redline/cli/commands` that defines `COMMAND`, named by its file. Command modules import torch
-and everything that needs it inside their `run` function, so that help and usage errors appear at once.
+and everything that needs it inside their `run` function, so that help and usage errors appear immediately.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Request:
         return build(kind, self.options, "")
 
     def print_json(self, record: dict[str, Any]) -> None:
-        """Print the one JSON object that `--json` promises on the last line of standard output."""
+        """Print the JSON object of `--json` as the last line of standard output."""
         streams.write(json.dumps(record, default=str) + "\n")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what it takes and the function that runs it."""
+    """One command: its arguments, its options and the function that runs it."""
 
     summary: str  # one line for the overview
     run: Callable[[Request], int]  # returns the exit code
-    argument: str = ""  # positional argument for the usage line; in brackets: optional; with "...": several
+    argument: str = ""  # positional argument in the usage line; in brackets: optional; with "...": several
     options: Callable[[], tuple[Option, ...]] = tuple
     # Environment and algorithm whose options (--env.*, --ALGO.*) the command takes as well; either may be empty.
     target: Callable[[Request], tuple[str, str]] | None = None
@@ -67,7 +67,7 @@ def check_least(options: Any, **minima: float) -> None:
 
 
 def show_progress(title: str, erase: bool = False, quiet: bool = False) -> Progress:
-    """Return the display of what a command is doing, at first of loading torch. Enter it before importing torch.
+    """Return a command's progress display, which first shows that torch is loading. Enter it before importing torch.
 
     erase: remove the panel from a terminal at the end. quiet: show nothing.
     """
@@ -91,7 +91,7 @@ COMMANDS: Registry[Command] = Registry(
 
 
 def by_position() -> dict[str, Command]:
-    """Return every command that can be imported, in the order of the overview."""
+    """Return all commands that can be imported, in the order of the overview."""
     failures = COMMANDS.failures()
     commands = {name: COMMANDS.load(name) for name in COMMANDS.names() if name not in failures}
     return dict(sorted(commands.items(), key=lambda item: (item[1].position, item[0])))

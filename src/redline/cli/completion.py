@@ -1,4 +1,4 @@
-"""Shell completion: an argparse parser with every command and option, from which shtab makes the script."""
+"""Shell completion: an argparse parser with every command and option, from which shtab generates the script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def script(shell: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return an argparse parser that lists all commands and options. It is never used to parse."""
+    """Return an argparse parser with all commands and options, only for generating completions."""
     root = argparse.ArgumentParser("redline", add_help=True)
     commands = root.add_subparsers()
     for name, command in by_position().items():
@@ -77,5 +77,5 @@ def _choices(option: Option) -> list[str] | None:
 
 
 def _union(options: Iterable[Option]) -> list[Option]:
-    """Return options without those whose name came before."""
+    """Return the options, with duplicate names removed."""
     return list({option.name: option for option in options}.values())

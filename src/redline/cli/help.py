@@ -1,4 +1,4 @@
-"""Help: the overview of all commands, and each command's options with type, default and one sentence."""
+"""Help texts: the overview of all commands, and each command's options with type, default and description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.cli.command import Command, Request, by_position, own_options
 from redline.cli.schema import Option
 from redline.core.errors import UserError
 
-_COLUMN = 32  # where the sentences begin
+_COLUMN = 32  # where the descriptions begin
 
 
 def overview() -> str:
@@ -28,7 +28,7 @@ def overview() -> str:
 
 
 def command_help(name: str, command: Command, words: list[str]) -> str:
-    """Return the text of `redline NAME --help`; with an environment among `words`, its options and its algorithm's."""
+    """Return the text of `redline NAME --help`; an environment in `words` adds its options and its algorithm's."""
     env, algo = _target(command, words)
     lines = [f"usage: {' '.join(filter(None, ('redline', name, env or command.argument, '[OPTIONS]')))}", ""]
     lines += [_wrap(f"{command.summary}.", ""), ""]
@@ -56,7 +56,7 @@ def command_help(name: str, command: Command, words: list[str]) -> str:
 
 
 def _target(command: Command, words: list[str]) -> tuple[str, str]:
-    """Return the environment and algorithm that help is wanted for, empty and auto where none is named."""
+    """Return the environment and algorithm for which help is requested; empty and auto if none is named."""
     if command.target is None or command.argument != "ENV":
         return "", "auto"
     pairs = list(itertools.pairwise(["", *words]))
@@ -75,7 +75,7 @@ def _target(command: Command, words: list[str]) -> tuple[str, str]:
         request = Request([word], {"algo": algo})
         return word, command.target(request)[1] if algo != "auto" else catalog.default_algorithm(word)
     if arguments and not any(word.startswith("--") and word not in ("--help",) for word in words):
-        catalog.env_options(arguments[0])  # the sentence for an environment that does not exist
+        catalog.env_options(arguments[0])  # raises UserError if the environment does not exist
     return "", "auto"
 
 
@@ -84,14 +84,14 @@ def _entries(options: Iterable[Option], prefix: str) -> list[str]:
 
 
 def describe(option: Option, prefix: str = "") -> tuple[str, str]:
-    """Return how to give an option, with the placeholder of its value, and its sentence with the default."""
+    """Return an option's flag with a placeholder for its value, and its description with the default."""
     flag = f"{prefix}{option.name.replace('_', '-')}"
     shown = f"--{flag}.NAME" if option.is_mapping else _spelling(option, flag)
     return f"{shown} {type_name(option.kind)}".rstrip(), f"{option.help} {_default(option)}".strip()
 
 
 def _spelling(option: Option, flag: str) -> str:
-    """Return how to give an option: a flag that is not off by default has two forms."""
+    """Return an option's flag; a boolean option that is not off by default has two forms."""
     if not option.is_flag or option.default is False:
         return f"--{flag}"
     return f"--{flag} / --no-{flag}" if option.default is True else f"--[no-]{flag}"
@@ -131,7 +131,7 @@ def type_name(kind: Any) -> str:
 
 
 def _entry(left: str, text: str) -> str:
-    """Return an indented line: `left`, then `text` in its column, wrapped; on the next line where `left` is long."""
+    """Return an indented entry: `left`, then `text` wrapped in its column, starting on the next line if `left` is long."""
     body = _wrap(text, " " * _COLUMN)
     if len(left) + 4 > _COLUMN:
         return f"  {left}\n{body}" if text else f"  {left}"

@@ -1,4 +1,4 @@
-"""Serving a page from a command: the extra `web`, the printed address, and the end by Ctrl-C."""
+"""Serve a page from a command: check for the extra `web`, print the address, and stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def web_extra(command: str) -> Iterator[None]:
-    """Turn a missing dependency of the page into a sentence that says what to install."""
+    """Turn a missing dependency of the page into a UserError that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -25,13 +25,13 @@ def web_extra(command: str) -> Iterator[None]:
 
 
 def check_port(port: int | None) -> None:
-    """Raise UserError for a port that no machine has."""
+    """Raise UserError for an invalid port number."""
     if port is not None and not 0 <= port <= 65535:
         raise UserError(f"port is {port}; expected 0 (any free one) to 65535.")
 
 
 def serve_page(page: Page, host: str, port: int | None, json: bool) -> int:
-    """Serve until Ctrl-C; the address goes to standard output, with `json` as one JSON object."""
+    """Serve until Ctrl-C. Print the address to standard output, as a JSON object if `json`. Return the exit code."""
     from redline.web.serve import serve
 
     def say(address: str) -> None:

@@ -1,7 +1,7 @@
-"""Parsing: from the words after a command to a Request, and the checks that need no torch.
+"""Parse the words after a command into a Request, and check them without importing torch.
 
 Words may come in any order. An option is `--name VALUE` or `--name=VALUE` with hyphens or underscores, a flag `--name`,
-`--no-name` or `--name=false`. Every mistake raises UserError with one sentence and the nearest valid name.
+`--no-name` or `--name=false`. Every mistake raises UserError with one sentence and the most similar valid name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MAX_CONFIG = 1 << 20  # bytes of a --config file
 
 
 def parse(name: str, command: Command, words: list[str]) -> Request:
-    """Return the request that `words` after the command `name` spell, checked as far as source code tells."""
+    """Return the request from the `words` after the command `name`, checked as far as possible from source code."""
     request = split(name, command, words)
     check(command, request)
     return request
 
 
 def split(name: str, command: Command, words: list[str]) -> Request:
-    """Sort words into positional arguments and options by name, without looking at values."""
+    """Return words split into positional arguments and options by name, without checking values."""
     own = own_options(command)
     flags = {option.name for option in own.values() if option.is_flag}
     several, takes_groups = "..." in command.argument, command.target is not None
@@ -73,7 +73,7 @@ def split(name: str, command: Command, words: list[str]) -> Request:
 
 
 def _is_group_flag(command: Command, key: str, arguments: list[str], options: Mapping[str, Any]) -> bool:
-    """Say whether `env.NAME` or `ALGO.NAME` is a flag, of the environment named so far or of any registered one."""
+    """Return whether `env.NAME` or `ALGO.NAME` is a flag of the environment named so far, or of any registered one."""
     group, _, name = key.partition(".")
     if group == "env" and command.target:
         env, _ = command.target(Request(list(arguments), dict(options)))
@@ -111,12 +111,12 @@ def _check_group(group: str, options: tuple[Option, ...], words: Mapping[str, An
     for name, word in words.items():
         first, dot, _ = name.partition(".")
         if dot and first in known and known[first].is_mapping:
-            continue  # --env.kwargs.NAME: the environment itself knows which names it takes
+            continue  # --env.kwargs.NAME: only the environment knows which names are valid
         if name in known and known[name].is_mapping and isinstance(word, str):
             raise UserError(f"{group}.{name} needs a name: give --{group}.{name}.NAME VALUE for each.")
         if name in known:
             _check_value(known[name], word, f"{group}.{name}")
-        elif known:  # else the module's options cannot be read from source: importing it will tell
+        elif known:  # else the options cannot be read from source: importing the module checks them
             raise UserError(f"There is no option {group}.{name}{nearest(name, known) or '.'}")
 
 
@@ -133,7 +133,7 @@ def _unknown_group(group: str, algo: str) -> str:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Return the options in a TOML file as words by name: top-level keys, and tables `[env]` and `[ALGO]`."""
+    """Return the options in a TOML file, by name: top-level keys, and the tables `[env]` and `[ALGO]`."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(_MAX_CONFIG + 1)
@@ -144,12 +144,12 @@ def read_config(path: str) -> dict[str, Any]:
         raise UserError(f"config {path} could not be read: {error.strerror}.") from error
     except RecursionError as error:
         raise UserError(f"config {path} is nested too deeply.") from error
-    except ValueError as error:  # no TOML, no UTF-8, a number of thousands of digits, or a null byte in the path
+    except ValueError as error:  # invalid TOML or UTF-8, a number with thousands of digits, or a null byte in the path
         raise UserError(f"config {path} is not valid TOML: {error}.") from error
 
 
 def fold(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with `env.kwargs.NAME` collected into one mapping, `env.kwargs`, its words read as values."""
+    """Return options with all `env.kwargs.NAME` collected into one mapping, `env.kwargs`, and their words parsed."""
     folded: dict[str, Any] = {}
     for key, word in options.items():
         group, _, rest = key.partition(".")
@@ -162,7 +162,7 @@ def fold(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(word: str) -> Any:
-    """Return a word as the value it spells: a number, true, false, null, a list, or else text."""
+    """Return the value of a word: a number, true, false, null, a list, or else the text itself."""
     if word in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[word]
     try:
@@ -177,7 +177,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
         if isinstance(value, dict):
             yield from _flatten(value, f"{name}.")
         elif name.count(".") > 1:
-            yield prefix + key, value  # a value of --env.kwargs: of any type, under a name that is not ours
+            yield prefix + key, value  # a value of --env.kwargs: any type, under a name that the environment defines
         elif isinstance(value, bool):
             yield name, value
         elif isinstance(value, list):
@@ -187,7 +187,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _overrides(given: Mapping[str, Any], key: str) -> bool:
-    """Say whether the command line gives an option of the file, or gives it by its other spelling, as --dqn.n-step."""
+    """Return whether the command line sets an option of the file, possibly under its other spelling, like --dqn.n-step."""
 
     def meaning(option: str) -> str:
         group, _, name = option.rpartition(".")
@@ -198,7 +198,7 @@ def _overrides(given: Mapping[str, Any], key: str) -> bool:
 
 
 def merge_config(name: str, command: Command, request: Request) -> Request:
-    """Return the request with the options of its `--config` file added; those on the command line win."""
+    """Return the request with the options of its `--config` file added; the command line takes precedence."""
     path = request.options.get("config")
     if path is None:
         return request

@@ -1,8 +1,8 @@
 """Option schemas of `Config` dataclasses, read from source code without importing it.
 
 Games and algorithms import torch, which takes seconds. Help, completion and usage errors need only the names, types,
-defaults and comments of their options, so this module parses the source instead of executing it. Base classes, type
-aliases and constants are followed across modules.
+defaults and comments of their options, so this module parses the source instead of executing it. It resolves base classes,
+type aliases and constants across modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-# Syntax that is evaluated: enough for annotations and constants, and nothing that calls a function.
+# Syntax that is evaluated: enough for annotations and constants, but no function calls.
 _PLAIN = (
     *(ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.BinOp, ast.UnaryOp),
     *(ast.operator, ast.unaryop, ast.expr_context),
@@ -34,9 +34,9 @@ class Option:
     """One option: a field of a dataclass."""
 
     name: str
-    kind: Any  # the annotation as a type, such as int, `float | None` or Literal["a", "b"]; Any where it is unknown
+    kind: Any  # the annotation as a type, such as int, `float | None` or Literal["a", "b"]; Any if unknown
     default: Any  # MISSING for a required option
-    help: str  # the comment beside or above the field, empty without one
+    help: str  # the comment beside or above the field; empty without one
 
     @property
     def is_flag(self) -> bool:
@@ -44,14 +44,14 @@ class Option:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it holds values by name, given as --OPTION.NAME VALUE."""
+        """Whether the option is a mapping, set by --OPTION.NAME VALUE."""
         return (typing.get_origin(self.kind) or self.kind) in (dict, collections.abc.Mapping)
 
 
 def locate(module: str) -> Path | None:
-    """Return the source file of a module without importing it or its packages; None where there is none.
+    """Return the source file of a module without importing it or its packages; None if there is none.
 
-    Looks where `import` would, then in the current folder.
+    Searches the import path, then the current folder.
     """
     first, *rest = module.split(".")
     if not all(part.isidentifier() for part in (first, *rest)):
@@ -73,9 +73,9 @@ def locate(module: str) -> Path | None:
 
 
 def read_options(module: str, class_name: str = "Config") -> tuple[Option, ...]:
-    """Return the options of a dataclass in a module, those of its base classes first.
+    """Return the options of a dataclass in a module, inherited ones first.
 
-    Empty where the class cannot be found in source, as when it is generated: loading the module reports the reason.
+    Empty if the class is not in the source, for example because it is generated: loading the module reports the reason.
     """
     source = read_module(module)
     return tuple(source.options(class_name).values()) if source else ()
@@ -89,7 +89,7 @@ def summary(module: str) -> str:
 
 
 def read_module(module: str) -> Source | None:
-    """Return a module's parsed source; None where there is none, or where it is not valid Python."""
+    """Return a module's parsed source; None if there is none or it is not valid Python."""
     path = locate(module)
     if path is None:
         return None
@@ -101,12 +101,12 @@ def read_module(module: str) -> Source | None:
 
 @functools.lru_cache(maxsize=128)
 def _parse(module: str, path: Path, changed: int) -> Source:
-    del changed  # part of the cache's key: an edited file is parsed again
+    del changed  # part of the cache key: an edited file is parsed again
     return Source(module, path.name == "__init__.py", path.read_text(encoding="utf-8"))
 
 
 class Source:
-    """A module as its source tells it: classes, assignments and imports at the top level."""
+    """A module parsed from source: its top-level classes, assignments and imports."""
 
     def __init__(self, module: str, is_package: bool, text: str) -> None:
         self.module, self.tree = module, ast.parse(text)
@@ -154,7 +154,7 @@ class Source:
         return dict(_assignments(self.classes[class_name].body))
 
     def find_class(self, node: ast.expr) -> tuple[str, str] | None:
-        """Return module and name of the class that an expression names, where it is one in source."""
+        """Return module and name of the class that an expression refers to; None if it is not found in source."""
         owner, name = self._resolve(node)
         return (owner.module, name) if owner else None
 
@@ -191,16 +191,16 @@ class Source:
         return self._evaluate(node, ...)
 
     def _evaluate(self, node: ast.expr, unknown: Any) -> Any:
-        """Return the value of an annotation or constant; `unknown` where it takes more than names and operators."""
+        """Return the value of an annotation or constant; `unknown` if that needs more than names and operators."""
         if not all(isinstance(part, _PLAIN) for part in ast.walk(node)):
             return unknown
         try:
             return eval(compile(ast.Expression(node), self.module, "eval"), {"__builtins__": {}}, _Names(self))
-        except Exception:  # a name that is computed when the module runs
+        except Exception:  # a name that is only computed when the module runs
             return unknown
 
     def lookup(self, name: str) -> Any:
-        """Return the value of a name used in this module; KeyError where source does not tell."""
+        """Return the value of a name used in this module; raise KeyError if the source does not define it."""
         if name in self._values:
             value = self._evaluate(self._values[name], KeyError)
             if value is KeyError:
@@ -219,7 +219,7 @@ class Source:
         return source.lookup(attribute)
 
     def _resolve(self, node: ast.expr) -> tuple[Source | None, str]:
-        """Return the module and name of the class that an expression such as `networks.NetworkConfig` means."""
+        """Return the module and name of the class that an expression such as `networks.NetworkConfig` refers to."""
         if isinstance(node, ast.Name):
             return (self, node.id) if node.id in self.classes else self._follow(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._imports:
@@ -228,7 +228,7 @@ class Source:
         return None, ""
 
     def _follow(self, name: str) -> tuple[Source | None, str]:
-        """Follow an alias (`Config = GymConfig`) or an import to the class itself."""
+        """Return the module and name of the class behind an alias (`Config = GymConfig`) or an import."""
         if name in self._values:
             return self._resolve(self._values[name])
         module, attribute = self._imports.get(name, ("", None))
@@ -252,7 +252,7 @@ class Source:
 
 
 class _Names(dict[str, Any]):
-    """Names as an annotation or a default may use them: builtin types, then those of the module."""
+    """Names available to an annotation or default: builtin types, then the module's names."""
 
     def __init__(self, source: Source) -> None:
         super().__init__({kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict, set, object)})
@@ -281,7 +281,7 @@ def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _comments(text: str) -> dict[Any, str]:
-    """Return the comments beside code by line number, and those on a line of their own by (line number, "alone")."""
+    """Return comments: those beside code by line number, those on a separate line by (line number, "alone")."""
     comments: dict[Any, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

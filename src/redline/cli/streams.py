@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or unable to show a character: none of these changes what a command does."""
+"""Keep commands working when standard streams are closed, full or unable to show a character."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from redline.core.errors import StorageError
 
 
 def prepare() -> None:
-    """Give the process all three standard streams, and replace characters that a terminal cannot show.
+    """Open any closed standard stream, and replace characters that a terminal cannot show.
 
-    Where a stream was closed (`2>&-`), the next file opened would get its number, and whatever a library prints to standard
-    error would end up in that file.
+    If a stream was closed (`2>&-`), the next file opened would get its descriptor, and a library's output to standard error
+    would end up in that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -28,12 +28,12 @@ def prepare() -> None:
 
 
 def flush_output() -> None:
-    """Write the output of a command that is still buffered. A reader that is gone is no error, a full disk is one."""
+    """Flush buffered output. A reader that has exited is not an error; a full disk is."""
     write("")
 
 
 def write(text: str) -> None:
-    """Write the output of a command. A reader that is gone, as in `redline list | head -1`, is no error."""
+    """Write a command's output. A reader that has exited, as in `redline list | head -1`, is not an error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -45,7 +45,7 @@ def write(text: str) -> None:
 
 
 def finish() -> None:
-    """Write what the streams still hold; what cannot be written is dropped, so that the exit code stays the command's."""
+    """Flush the streams, dropping output that cannot be written, so that the command's exit code is kept."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -54,7 +54,7 @@ def finish() -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Send what a stream holds, and everything printed to it from now on, nowhere."""
+    """Discard a stream's buffered output and everything printed to it from now on."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,4 +1,4 @@
-"""A trained agent, loaded from its run folder: to act, to evaluate and to watch."""
+"""Load a trained agent from its run folder, to act, evaluate or watch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from redline.run.policies import outputs
 from redline.run.run_folder import read_config
 from redline.run.trust import check_trust
 
-_SMALL_LAYER = 1 << 24  # weights that any machine has memory for
+_SMALL_LAYER = 1 << 24  # weights that fit into any machine's memory
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Agent:
         nn.Module
     )  # (N, …) observations, (N, A) bool legal actions or None -> (N, A), the largest for the greedy action
     device: torch.device
-    env_steps: int  # trained with
+    env_steps: int  # environment steps it was trained for
     checkpoint: str = "newest"  # how its weights were chosen: newest, best or a step
 
     @property
@@ -53,9 +53,9 @@ class Agent:
 
         obs: array or tensor on any device, one observation of the environment's `obs_shape` or a batch (N, *obs_shape).
         legal: bool array or tensor (A,) or (N, A), in environments where actions can be illegal; None: all are legal.
-        sample: draw the action from the policy instead, by torch's random numbers; for algorithms that learn one.
+        sample: sample the action from the policy instead, with torch's random numbers; for algorithms that learn a policy.
 
-        A tensor gives a tensor, () or (N,) int64 on the device of the agent. Anything else gives numpy: an int for one
+        For a tensor, return a tensor, () or (N,) int64 on the agent's device; for anything else, NumPy: an int for one
         observation, an array (N,) int64 for a batch.
         """
         self.check(sample)
@@ -66,20 +66,19 @@ class Agent:
         return int(action) if single else action.cpu().numpy()
 
     def values(self, obs: Any, legal: Any = None) -> Any:
-        """Return Q-values (A,) or (N, A), or with an actor-critic the values () or (N,) of the states.
+        """Return the Q-values (A,) or (N, A); with an actor-critic, the state values () or (N,).
 
-        Observations, actions that are legal and the kind of the result are as with `act`. The Q-value of an illegal action
-        is a large negative number.
+        Arguments and the type of the result as in `act`. The Q-value of an illegal action is a large negative number.
         """
         value, _ = self._apply(self._values, obs, legal)
         return value if isinstance(obs, Tensor) else value.cpu().numpy()
 
     def play(self, env: Any, episodes: int = 1, seed: int = 0, sample: bool = False) -> dict[str, Any]:
-        """Play an environment of `redline.make` or of `gymnasium.make`; return returns and lengths of the episodes."""
+        """Play an environment from `redline.make` or `gymnasium.make`; return the episodes' returns and lengths."""
         return play(self, env, episodes, seed, sample)
 
     def _apply(self, function: Callable[[Tensor, Tensor | None], Tensor], obs: Any, legal: Any) -> tuple[Tensor, bool]:
-        """Return the function's result for one observation or for a batch, and whether it was one."""
+        """Return the function's result for a single observation or a batch, and whether `obs` was a single one."""
         tensor = torch.as_tensor(obs)
         shape = self.rules.game.spec(self.rules.config).obs_shape
         single = tuple(tensor.shape) == shape
@@ -118,20 +117,20 @@ class Agent:
         max_steps: int = 0,
         sample: bool = False,
     ) -> dict[str, Any]:
-        """Play held-out games and return the fields of `redline eval --json`. Arguments as of `evaluate_net`."""
+        """Play held-out games and return the fields of `redline eval --json`. Arguments as in `evaluate_net`."""
         self.check(sample)
         started = time.monotonic()
         evaluation = evaluate_net(self.net, self.rules, self.device, episodes, seed, progress, max_steps, sample)
         return self.record(evaluation, started, sample)
 
     def check(self, sample: bool) -> None:
-        """Refuse to `sample` actions of an algorithm that has no stochastic policy."""
+        """Raise UserError if `sample` is set for an algorithm without a stochastic policy."""
         algo = self.config["algo"]
         if sample and not algos.load(algo).STOCHASTIC:
             raise UserError(f"sample is set, but {algo} learns values and has no policy to sample from; drop --sample.")
 
     def record(self, evaluation: Evaluation, started: float, sample: bool = False) -> dict[str, Any]:
-        """Return the fields of `redline eval --json` for an evaluation that started at `started`, a monotonic time."""
+        """Return the fields of `redline eval --json` for an evaluation that started at the monotonic time `started`."""
         return {
             "env": self.config["env"],
             "algo": self.config["algo"],
@@ -148,9 +147,9 @@ class Agent:
 
 
 def load_agent(run_dir: Path, device: str = "auto", trust: bool = False, checkpoint: str = "newest") -> Agent:
-    """Load the agent of a run's newest good checkpoint, or of another one.
+    """Return the agent from a run's newest good checkpoint, or from the one named by `checkpoint`.
 
-    trust: import modules that a run of somebody else names as its environment or algorithm; refused otherwise.
+    trust: allow a run from somebody else to import the modules of its environment and algorithm; refused otherwise.
     checkpoint: newest, best (by the evaluations of --eval-every) or the step of a checkpoint.
     """
     config, rules = open_run(run_dir, trust)
@@ -162,7 +161,7 @@ def load_agent(run_dir: Path, device: str = "auto", trust: bool = False, checkpo
 
 
 def open_run(run_dir: Path, trust: bool = False) -> tuple[dict[str, Any], Rules]:
-    """Return config.json and environment of a run; UserError where it needs code that is missing or not trusted."""
+    """Return a run's config.json and environment; raise UserError if its code is missing or not trusted."""
     config = read_config(run_dir)
     check_trust(run_dir, config, trust)
     try:
@@ -185,22 +184,22 @@ def build_agent(
     device: torch.device,
     checkpoint: str = "newest",
 ) -> Agent:
-    """Return the agent with the weights `model`, a group of the checkpoint chosen as `checkpoint`, trained with `env_steps`."""
+    """Return the agent with weights `model`, the model group of the checkpoint `checkpoint`, trained for `env_steps` steps."""
     algo = algos.load(config["algo"])
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in config["algo_options"].items()}
     algo_config = build(algo.Config, settings, f"{algo.group}.")
     _check_widths(run_dir, algo_config, model)
     try:
         net = algo.policy_network(rules.game.spec(rules.config), algo_config, model)
-    except RuntimeError as error:  # torch lists every weight that is missing or of another shape
+    except RuntimeError as error:  # torch lists every weight that is missing or has the wrong shape
         raise UserError(f"The agent in {run_dir} was saved by another version of Redline; train it anew.") from error
     return Agent(run_dir, config, rules, net.to(device), device, env_steps, checkpoint)
 
 
 def _check_widths(run_dir: Path, algo_config: Any, model: dict[str, Tensor]) -> None:
-    """Raise UserError for layers larger than all saved weights together, before memory is taken for them."""
+    """Raise UserError for layers larger than all saved weights together, before memory is allocated for them."""
     saved = sum(weight.numel() for weight in model.values())
-    most = max(saved, _SMALL_LAYER)  # widths that the network does not use may exceed its weights
+    most = max(saved, _SMALL_LAYER)  # unused widths may exceed the weights
     for name in ("hidden", "channels"):
         widths = (1, *getattr(algo_config, name, ()))
         if any(width * following > most for width, following in pairwise(widths)):

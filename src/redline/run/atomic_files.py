@@ -1,8 +1,8 @@
-"""Durable, verified files: on disk when a writer returns, hashed while they are written and while they are read.
+"""Durable, verified files: on disk when a writer returns, and hashed on every write and read.
 
-Tensors are stored in the safetensors format, and the library can read these files. It is not used here: it loads a flipped
-byte without an error, some versions of its writer block other threads and report a full disk as an unrelated error, and its
-reader maps the file, so that a truncated one ends in a SIGBUS that nothing can catch.
+Tensors are stored in the safetensors format, and the safetensors library can read these files. It is not used here: it loads a
+flipped byte without an error, some versions of its writer block other threads and report a full disk as an unrelated error, and
+its reader maps the file into memory, so that a truncated file causes a SIGBUS, which cannot be caught.
 
     8 bytes: header length n | n bytes of JSON: name -> dtype, shape, data_offsets; blanks up to a multiple of 8 | data
 """
@@ -43,9 +43,9 @@ _NAME_OF = {
 }
 _DTYPE_OF = {name: dtype for dtype, name in _NAME_OF.items()}
 DTYPES = frozenset(_NAME_OF)
-MAX_HEADER = 16 << 20  # bytes; a header of a hundred thousand tensors has about ten million
+MAX_HEADER = 16 << 20  # bytes; the header of 100,000 tensors has about ten million
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-_CHUNK = 4 << 20  # small enough that the hash finds in cache what was just read or written
+_CHUNK = 4 << 20  # bytes; small enough that the hash reads from the CPU cache
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO)
 
 
@@ -54,12 +54,12 @@ class Damaged(Exception):
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    """Create `path` with `data`, durable on return. Returns its manifest entry."""
+    """Create `path` with `data`, durable on return, and return its manifest entry."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -68,11 +68,11 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[[], object]) -> dict[str, Any]:
-    """Create `path` with contiguous CPU `tensors`, durable on return. Returns its manifest entry.
+    """Create `path` with contiguous CPU `tensors`, durable on return, and return its manifest entry.
 
-    `half_way` is called once, with the header written and the data not.
+    `half_way` is called once, after the header is written and before the data.
     """
-    # Wide elements first, as the library lays them out: every tensor is then aligned in the file.
+    # Wide elements first, as in the safetensors library, so that every tensor is aligned in the file.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries: dict[str, Any] = {}
     end = 0
@@ -101,7 +101,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], half_way: Callable[
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write `path` atomically: a reader sees the old content or the new, never a part."""
+    """Write `path` atomically: a reader sees the old content or the new content, never a mixture."""
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
     try:
         write_bytes(temporary, data)
@@ -112,7 +112,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or folder as far as possible; leftovers have a name nobody reads and go at the next start."""
+    """Delete a file or folder as far as possible; leftovers have a name no reader uses and are removed at the next start."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
 
 
 def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes:
-    """The content of a file of at most `limit` bytes, verified against its manifest entry if given."""
+    """Return the content of a file of at most `limit` bytes, verified against its manifest entry if given."""
     with _open(path) as file:
         size = _size(file, path, entry)
         if size > limit:
@@ -133,7 +133,7 @@ def read_bytes(path: Path, entry: Mapping[str, Any] | None, limit: int) -> bytes
 
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, each in memory of its own, verified against the file's manifest entry."""
+    """Return the tensors of a file, on the CPU in separate memory, verified against the file's manifest entry."""
     digest = hashlib.sha256()
     tensors: dict[str, Tensor] = {}
     with _open(path) as file:
@@ -149,7 +149,7 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
         for name, dtype, shape in _layout(path.name, header, size - 8 - length):
             try:
                 tensor = torch.empty(shape, dtype=dtype)
-            except RuntimeError as error:  # out of memory says nothing about the file: not damaged
+            except RuntimeError as error:  # running out of memory does not mean that the file is damaged
                 raise StorageError(
                     f"'{name}' of {path} with shape {shape} does not fit in this machine's memory: free some, or use a "
                     "machine that has more."
@@ -167,7 +167,7 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def verify(path: Path, entry: Mapping[str, Any]) -> None:
-    """Read a whole file and compare it with its manifest entry; Damaged if they differ."""
+    """Read a whole file and raise Damaged if it differs from its manifest entry."""
     digest = hashlib.sha256()
     with _open(path) as file:
         left = _size(file, path, entry)
@@ -180,7 +180,7 @@ def verify(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def _layout(file_name: str, header: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of each tensor in file order. Checks every size before anything is allocated."""
+    """Return name, dtype and shape of each tensor in file order. Every size is checked before anything is allocated."""
     try:
         entries = json.loads(header)
     except (ValueError, RecursionError) as error:
@@ -216,7 +216,7 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        # Follow no link and wait for no pipe: a checkpoint from elsewhere may hold either.
+        # Do not follow links or wait for pipes: a checkpoint from elsewhere may contain either.
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
     except OSError as error:
         raise _reading(path, error) from error
@@ -239,7 +239,7 @@ def _read(file: IO[bytes], size: int, path: Path) -> bytes:
 
 
 def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
-    """Read until `view` is full or the file ends; returns the number of bytes read."""
+    """Read until `view` is full or the file ends; return the number of bytes read."""
     done = 0
     try:
         while done < len(view):
@@ -255,5 +255,5 @@ def _fill(file: IO[bytes], view: memoryview, path: Path) -> int:
 def _reading(path: Path, error: OSError) -> Exception:
     if error.errno in _GONE:
         return Damaged(f"{path.name} cannot be read ({reason(error)})")
-    # No permission or too many open files: the data may well be good, so it must not be quarantined.
+    # No permission or too many open files: the data may be good, so it must not be quarantined.
     return StorageError(f"{path} cannot be read: {reason(error)}.")

@@ -8,40 +8,40 @@ from dataclasses import dataclass
 
 
 class Clock:
-    """Seconds of a run over all its continuations: in total, and of training.
+    """Total seconds and training seconds of a run, summed over all its starts.
 
-    Training starts with the first update: compilation and the collection of the first experience come before it. They are
-    repeated by every continuation and count against no budget. Updates while the compiler is at work are a bonus.
+    Training time starts at the first update, after compilation and the collection of the first experience. These are repeated
+    whenever the run is resumed and do not count against the budget. Nor do updates made while the compiler is still working.
     """
 
     def __init__(self, seconds: float = 0.0, preparation: float = 0.0) -> None:
-        """Continue a run that took `seconds` so far, `preparation` of them before first updates."""
+        """Continue a run that has taken `seconds` so far, `preparation` of them before the first update of each start."""
         self._resumed_at, self._seconds_before = time.monotonic(), seconds
         self._preparation, self._updated = preparation, False
         self._stopped_at: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds in total."""
+        """Total seconds."""
         return self._seconds_before + self.this_start
 
     @property
     def this_start(self) -> float:
-        """Seconds since this start or continuation of the run."""
+        """Seconds since the run was started or last resumed."""
         return (self._stopped_at or time.monotonic()) - self._resumed_at
 
     @property
     def preparation(self) -> float:
-        """Seconds before the first update, of all starts together."""
+        """Seconds before the first update, summed over all starts."""
         return self._preparation + (0.0 if self._updated else self.this_start)
 
     @property
     def training(self) -> float:
-        """Seconds since the first update, of all starts together."""
+        """Seconds since the first update, summed over all starts."""
         return self.seconds - self.preparation
 
     def first_update(self) -> None:
-        """Start to count training time; later calls do nothing."""
+        """Start counting training time; later calls do nothing."""
         if not self._updated:
             self._preparation, self._updated = self.preparation, True
 
@@ -52,14 +52,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a run, whichever is reached first. None: no such limit."""
+    """The limits of a run; it stops at the first one reached. None: no such limit."""
 
     steps: int | None = None
     episodes: int | None = None
     minutes: float | None = None  # of training, see `Clock`
 
     def reached(self, env_steps: int, episodes: int, training_seconds: float) -> str:
-        """The name of the limit that is reached, or an empty string."""
+        """Return the name of the limit that has been reached, or an empty string."""
         if self.steps is not None and env_steps >= self.steps:
             return "steps"
         if self.episodes is not None and episodes >= self.episodes:
@@ -69,7 +69,7 @@ class Budget:
         return ""
 
     def progress(self, env_steps: int, episodes: int, training_seconds: float) -> float:
-        """The fraction used of the limit that is nearest; above 1 where it is exceeded."""
+        """Return the used fraction of the limit closest to being reached; above 1 if it is exceeded."""
         return max(
             env_steps / self.steps if self.steps else 0.0,
             episodes / self.episodes if self.episodes else 0.0,
@@ -77,17 +77,17 @@ class Budget:
         )
 
     def iterations(self, chunk: int, env_steps: int, steps_per_iteration: int) -> int:
-        """At most `chunk` iterations: no more than the limit of steps allows, and at least one."""
+        """Return the number of iterations to run: `chunk`, or as many as the limit of steps allows, but at least one."""
         if self.steps is None:
             return chunk
         return max(1, min(chunk, math.ceil((self.steps - env_steps) / steps_per_iteration)))
 
 
 def seconds_left(progress: float, training_seconds: float) -> float | None:
-    """The expected seconds to the end at the pace so far; None in the first second, when most steps were made before it."""
+    """Return the expected seconds to the end at the current pace; None in the first second, when it is unreliable."""
     return training_seconds * max(1 / progress - 1, 0) if progress > 0 and training_seconds >= 1 else None
 
 
 def next_chunk(chunk: int, seconds: float, log_seconds: float = 1.0) -> int:
-    """The iterations to run in about `log_seconds`, when `chunk` iterations took `seconds`. Grows slowly."""
+    """Return how many iterations take about `log_seconds`, given that `chunk` took `seconds`; at most four times as many."""
     return max(1, min(round(chunk * log_seconds / seconds), 4 * chunk))

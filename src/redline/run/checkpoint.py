@@ -2,13 +2,13 @@
 
     run_dir/checkpoints/
         ckpt-000001234567/     a checkpoint, named by its step (.1, .2 … if that step is saved again)
-        LATEST                 the newest one's name, for people and scripts; nothing here reads it
+        LATEST                 name of the newest one, for people and scripts; Redline never reads it
         .tmp-* .trash-*        being written, being deleted: removed at the next start
         .corrupt-*             damaged and quarantined
         aside-1/               checkpoints of an earlier run, see `set_aside`
 
-A checkpoint is written under a name that no reader looks at and made durable; then one rename gives the folder its public
-name. A folder with that name is therefore complete, or was damaged later, which the digests show.
+A checkpoint is written under a name that readers ignore and made durable; then one rename gives the folder its public name. A
+folder with a public name is therefore complete, unless it was damaged later, which the digests reveal.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ __all__ = [
 class Checkpoints:
     """The checkpoints of one run folder.
 
-    With the run folder's `lock` it writes, prunes, removes the leftovers of a killed save, and quarantines damaged
-    checkpoints. Without it (eval, watch) it only reads, and is safe beside a running trainer. Not thread-safe.
+    With the run folder's `lock` it writes and prunes checkpoints, removes the leftovers of a killed save, and quarantines
+    damaged checkpoints. Without it (eval, watch) it only reads, and is safe to use during training. Not thread-safe.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Checkpoints:
         check: Callable[[Checkpoint], None] = lambda checkpoint: None,  # noqa: ARG005
         notify: Notify = to_stderr,
     ) -> None:
-        """`env_hash` covers everything a resumed run must share (environment, network), `config_hash` all settings.
+        """env_hash: of everything a resumed run must share (environment, network). config_hash: of all settings.
 
-        check: raises Damaged for a checkpoint whose files are whole but whose content cannot be used.
+        check: raises Damaged for a checkpoint whose files are intact but whose content is unusable.
         """
         if keep_last < 1:
             raise UserError(f"keep_last is {keep_last}; expected at least 1.")
         self.folder = Path(run_dir) / "checkpoints"
         self.keep_last = keep_last
-        self.skipped = 0  # saves dropped because one was still being written
-        self.failures = 0  # saves failed in a row
+        self.skipped = 0  # saves dropped because another was still being written
+        self.failures = 0  # consecutive failed saves
         self.last_error = ""  # message of the last failed save
         self.last_step: int | None = None  # of the newest checkpoint this object wrote or loaded
         self._config_hash, self._env_hash, self._world_size = config_hash, env_hash, world_size
@@ -114,9 +114,9 @@ class Checkpoints:
     ) -> None:
         """Save `tensors` (group -> name -> tensor on any device) and `state` (JSON) as the checkpoint of `step`.
 
-        In the background: return once the tensors are copied; drop the save (and count it in `skipped`) while the one
-        before is still being written; report a failure through `notify`, count it in `failures` and let training go on.
-        In the foreground: wait for a save in flight, return with the checkpoint durable, raise StorageError on failure.
+        In the background: return once the tensors are copied; drop the save (and count it in `skipped`) if the previous
+        one is still being written; report a failure through `notify`, count it in `failures` and let training continue.
+        In the foreground: wait for a save in flight, return once the checkpoint is durable, raise StorageError on failure.
         """
         if not self._writes:
             raise StorageError(f"Checkpoints in {self.folder} are written by the holder of the run folder's lock only.")
@@ -129,18 +129,18 @@ class Checkpoints:
         if score is not None and not math.isfinite(score):
             self._notify(f"The score at step {step:,} is {score}: this checkpoint does not count as the best.")
             score = None
-        text = json.dumps(dict(state)).encode()  # now, because training changes the state while the thread writes
+        text = json.dumps(dict(state)).encode()  # now: training changes the state while the thread writes
         if len(text) > MAX_STATE:
             raise ValueError(f"the state has {len(text)} bytes of JSON, expected at most {MAX_STATE}: use tensors")
         try:
             copies = copy_to_host(tensors)
             snapshot = Snapshot(step, copies, text, None if score is None else float(score), resume_level)
             if background:
-                # Not a daemon: the interpreter waits at its exit for a checkpoint that is nearly there.
+                # Not a daemon: at exit, the interpreter waits for a checkpoint that is almost written.
                 writer = threading.Thread(target=self._write, args=(snapshot, True), name="checkpoint")
                 writer.start()
                 self._writer = writer
-        except (MemoryError, RuntimeError) as error:  # no memory for the copies, no thread
+        except (MemoryError, RuntimeError) as error:  # no memory for the copies, or no thread
             self._failed(step, f"it could not be copied: {error}", background)
             return
         if not background:
@@ -152,7 +152,7 @@ class Checkpoints:
         return self._writer is not None and self._writer.is_alive()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when no save is in flight, or after `timeout` seconds."""
+        """Wait until no save is in flight, for at most `timeout` seconds."""
         if (writer := self._writer) is not None:
             writer.join(timeout)
             self._writer = writer if writer.is_alive() else None
@@ -166,7 +166,7 @@ class Checkpoints:
             reach("save")
             check_finite(snapshot)
             path = self._store(snapshot)
-        except Exception as error:  # whatever the cause, training must go on and the user must know
+        except Exception as error:  # whatever the cause, training must continue and the user must be told
             cause = str(error)
             if isinstance(error, OSError):
                 free = _free(self.folder)
@@ -194,7 +194,7 @@ class Checkpoints:
         self._notify(f"{self.last_error} Training goes on and tries again at the next save.")
 
     def _store(self, snapshot: Snapshot) -> Path:
-        """Write the snapshot to a durable, verified folder and give it its public name."""
+        """Write the snapshot to a durable, verified folder, give it its public name and return it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         free = _free(self.folder)
         if free is not None and free < snapshot.bytes_needed:  # refuse before the disk is completely full
@@ -238,12 +238,12 @@ class Checkpoints:
         return path
 
     def _free_name(self, step: int) -> Path:
-        """The name for a checkpoint of `step`; a second save gets a revision, as replacing the first is not atomic."""
+        """Return the path for a checkpoint of `step`; a second save gets a revision, as replacing the first is not atomic."""
         revisions = [revision for other, revision in map(_order, self._newest_first()) if other == step]
         return self.folder / (f"ckpt-{step:012d}" + (f".{max(revisions) + 1}" if revisions else ""))
 
     def _prune(self, newest: Path) -> None:
-        """Keep the newest, the last `keep_last` and the best. Unreadable checkpoints neither count nor are deleted."""
+        """Delete all but the newest, the last `keep_last` and the best. Unreadable checkpoints are not counted or deleted."""
         scores = {path: score for path, score in self._scores().items() if score is not None}
         keep = {newest, *list(scores)[: self.keep_last], *_best_first(scores)[:1]}
         for path in scores:
@@ -260,19 +260,19 @@ class Checkpoints:
     # ---- read
 
     def load(self, groups: Collection[str] | None = None) -> Checkpoint | None:
-        """The newest good checkpoint by step, with all groups or those named in `groups`. None if there never was one.
+        """Return the newest good checkpoint by step, with all groups or those in `groups`; None if none was ever written.
 
-        Damaged checkpoints are reported and skipped; the holder of the lock moves them to `.corrupt-*`. Raises if all
-        are damaged: a run must not start from scratch because its checkpoints did not load.
+        Damaged checkpoints are reported and skipped; with the lock, they are moved to `.corrupt-*`. If all are damaged, raise:
+        a run must not start from scratch because its checkpoints did not load.
         """
         return self._first_good(self._newest_first, groups)
 
     def best(self, groups: Collection[str] | None = None) -> Checkpoint | None:
-        """The good checkpoint with the highest score, the newest of equals; where none has a score, the newest."""
+        """Return the good checkpoint with the highest score, the newest if tied; the newest if none has a score."""
         return self._first_good(lambda: _best_first(self._scores()), groups)
 
     def select(self, which: str, groups: Collection[str] | None = None) -> Checkpoint | None:
-        """The checkpoint that `which` names: newest, best (by evaluation) or a step. None if there never was one."""
+        """Return the checkpoint named by `which`: newest, best (by evaluation) or a step. None if none was ever written."""
         if which == "newest":
             return self.load(groups)
         if which == "best":
@@ -292,14 +292,14 @@ class Checkpoints:
         return self._first_good(lambda: chosen, groups)
 
     def load_path(self, path: Path | str, groups: Collection[str] | None = None) -> Checkpoint:
-        """The checkpoint in the folder `path`. Raises if it is damaged; moves nothing."""
+        """Return the checkpoint in the folder `path`. Raises if it is damaged; does not move it."""
         return self._accept(read_checkpoint(path, groups, self._check))
 
     def set_aside(self, after: int = -1) -> Path | None:
         """Move damaged checkpoints and those of steps beyond `after` to a folder and return it; None if there are none.
 
-        For a run that starts anew (`--resume never`) or from an older checkpoint (`--resume PATH`) in a folder with later
-        steps: those would be taken for the newest. Nothing is deleted.
+        For a run that restarts (`--resume never`) or continues from an older checkpoint (`--resume PATH`): later checkpoints
+        in the folder would be mistaken for its newest ones. Nothing is deleted.
         """
         if not self._writes:
             raise StorageError(f"Checkpoints in {self.folder} are moved by the holder of the run folder's lock only.")
@@ -375,7 +375,7 @@ class Checkpoints:
         return checkpoint
 
     def _scores(self) -> dict[Path, float | None]:
-        """Each checkpoint, newest first, with its score; -inf where it has none, None where its manifest is damaged."""
+        """Return the score of each checkpoint, newest first; -inf if it has none, None if its manifest is damaged."""
         scores: dict[Path, float | None] = {}
         for path in self._newest_first():
             scores[path] = None
@@ -388,7 +388,7 @@ class Checkpoints:
         return sorted((p for p in self._listed("ckpt-") if FOLDER.fullmatch(p.name)), key=_order, reverse=True)
 
     def _listed(self, *prefixes: str) -> list[Path]:
-        """Entries of the folder whose names start so. Not by `glob`, which finds nothing in a folder it may not read."""
+        """Return the entries of the folder with one of the prefixes. Unlike `glob`, fail if the folder is unreadable."""
         try:
             return [self.folder / name for name in os.listdir(self.folder) if name.startswith(prefixes)]
         except FileNotFoundError:
@@ -398,7 +398,7 @@ class Checkpoints:
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """Step and revision from a checkpoint's name, the order of checkpoints. Not the time: clocks jump."""
+    """Return step and revision from a checkpoint's name, to sort by. Times are not used: clocks jump."""
     match = FOLDER.fullmatch(path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 

@@ -1,4 +1,4 @@
-"""Evaluate several runs on the same held-out games: a record of each, and statistics over all of them."""
+"""Evaluate several runs on the same held-out games: a record per run and statistics over all runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def evaluate_runs(
     max_steps: int = 0,
     sample: bool = False,
 ) -> dict[str, Any]:
-    """Each agent plays the same games. `runs` holds what `Agent.evaluate` gives of each, the rest is over the runs.
+    """Let all agents play the same games; return statistics over the runs, and in `runs` the record of each.
 
-    `progress` hears the number of the run, from 0, and what `evaluate` tells of it.
+    progress: called with the index of the run and the progress value from `evaluate`.
     """
     check_comparable(agents)
     for agent in agents:
@@ -56,9 +56,9 @@ def evaluate_runs(
 
 
 def _ranking(records: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
-    """The key that ranks runs: the mean score, or the score per game over if games were stopped by the budget of steps.
+    """Return the sort key of runs: the mean score, or the score per game over if the step budget stopped some games.
 
-    The latter only where every finished game was a game over: a truncated game has none, and is not better for it.
+    The latter only if every finished game ended in a game over: truncated games must not improve the rank.
     """
     stopped = any(record["finished"] != record["episodes"] for record in records)
     if not stopped or any(record["finished"] != record["game_overs"] for record in records):
@@ -75,10 +75,10 @@ def _first(*values: float | None) -> float | None:
 
 
 def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
-    """The statistics of several runs, named as those of one.
+    """Return the statistics of several runs, with the same names as those of one run.
 
-    Counts, extremes and the score per game over are of all games together. The rest is over the runs: each counts once,
-    with its mean score and its win rate.
+    Counts, extremes and the score per game over cover all games together. All others are taken over the runs, each counting
+    once, with its mean score and its win rate.
     """
     games: dict[str, Any] = {name: torch.cat([getattr(outcome, name) for outcome in outcomes]) for name in _GAMES}
     levels = tuple(level for outcome in outcomes for level in outcome.levels)
@@ -98,14 +98,14 @@ def over_runs(outcomes: Sequence[Evaluation]) -> dict[str, Any]:
         "score_median": float(np.median(means)),
         "win_rate": float(np.mean([values.mean() for values in wins])),
     }
-    if together["win_rate_interval"] == "bootstrap":  # else nearly all games were won, or lost, whatever the run
+    if together["win_rate_interval"] == "bootstrap":  # else nearly all games were won or lost, in every run
         won, _ = bootstrap_runs(wins)
         over |= {"win_rate_low": won.low, "win_rate_high": won.high}
     return together | over
 
 
 def check_comparable(agents: Sequence[Agent]) -> None:
-    """Refuse runs whose scores mean different things, and a run that would count twice."""
+    """Raise UserError for runs whose scores are not comparable, or a run that is named twice."""
     first, *others = agents
     rules = _rules_of(first)
     seen = {first.path.resolve()}
@@ -128,7 +128,7 @@ def check_comparable(agents: Sequence[Agent]) -> None:
 
 
 def _rules_of(agent: Agent) -> dict[str, Any]:
-    """The options that scores depend on: all but those of rewards and observations."""
+    """Return the options that affect scores: all except those of rewards and observations."""
     options = dataclasses.asdict(agent.rules.config)
     kept = {f"env.{k}": v for k, v in options.items() if not k.startswith("reward_") and k not in _VIEW}
     return kept | {"time_limit": agent.rules.time_limit}

@@ -1,4 +1,4 @@
-"""TOML files of options: a plan written as one that `redline train ENV --config FILE` reads back into the same plan."""
+"""Write a plan as a TOML file, from which `redline train ENV --config FILE` reads back the same plan."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NOT_WRITTEN = ("env", "env_options", "algo_options", "phases", "rules_version",
 
 
 def plan_to_toml(plan: Plan) -> str:
-    """Return every option of a plan as TOML; values that are not mere defaults have their source and reason beside them.
+    """Return every option of a plan as TOML, with the source and reason of each value that is not a mere default.
 
-    Options that are not set, such as a budget nobody gave, are comments. So are those that the recipe's curriculum changes:
-    a requested value would take them out of the curriculum.
+    Options that are not set, such as an unused budget, are written as comments. So are options changed by the recipe's
+    curriculum, because a requested value would remove them from it.
     """
     record = plan.describe()
     general = {name: value for name, value in record.items() if name not in _NOT_WRITTEN}
     general["inference"] = plan.inference if plan.actors else plan.settings.inference
     unset = [name for name, value in general.items() if value is None]
     if plan.settings.minutes is None and plan.minutes is not None:
-        unset.append("minutes")  # the default, which holds only as long as no other limit is given
+        unset.append("minutes")  # a default that applies only if no other limit is set
     if not plan.threads:
         unset.append("threads")
     phases = plan.curriculum.phases if plan.curriculum and plan.settings.curriculum_file is None else ()
@@ -46,7 +46,7 @@ def plan_to_toml(plan: Plan) -> str:
 def _table(
     values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None, unset: Iterable[str] = ()
 ) -> list[str]:
-    """Return a line of TOML for each value; those in `unset` as comments."""
+    """Return a line of TOML for each value; the options in `unset` as comments."""
     lines = []
     for name, value in values.items():
         key = name if _PLAIN_KEY.fullmatch(name) else json.dumps(name)
@@ -60,7 +60,7 @@ def _table(
 
 
 def toml_value(value: Any) -> str:
-    """Return a value in TOML, which has no null: None becomes a word that the command line reads as none."""
+    """Return a value as TOML. TOML has no null, so None becomes the string "None", which the command line accepts as none."""
     if value is None:
         return '"None"'
     if isinstance(value, bool):

@@ -3,8 +3,8 @@
     [{"name": "short", "from": 0.0, "to": 0.3, "env": {"start_height": 4}},
      {"name": "tall",  "from": 0.3, "to": 0.8, "env": {"start_height": 12}}]
 
-`from` and `to` are training progress, 0 to 1. Parts that no phase covers (here the last fifth) use the run's own options, and
-so does every evaluation. Training never returns to an earlier phase, whatever limit a resumed run is given.
+`from` and `to` are training progress, 0 to 1. Intervals without a phase (here the last fifth) use the run's own options, and so
+does every evaluation. Training never returns to an earlier phase, even if a resumed run has a higher limit.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from redline.envs import batch, change_rules
 from redline.envs.batch import Rules
 from redline.recipes import Phase
 
-BASE = "base"  # name of a part that no phase covers
-_PROBES = 64  # games played to find out what an option changes
+BASE = "base"  # name of an interval without a phase
+_PROBES = 64  # games played to find out whether an option changes observations
 _PROBE_STEPS = 8
 
 
 class Curriculum:
-    """Phases in order, from progress 0 to 1 without a gap, and the rules of each."""
+    """Phases in order, covering progress 0 to 1 without gaps, and the rules of each."""
 
     def __init__(self, phases: Iterable[Phase], base: Rules) -> None:
         self.phases = _without_gaps(_checked(phases))
         self.rules = tuple(_rules_of(phase, base) for phase in self.phases)  # plain numbers
         changed = {option for phase in self.phases for option in phase.options}
         self.live = tuple(option for option in base.game.LIVE if option in changed)
-        self.fixed = tuple(sorted(changed - set(self.live)))  # changing one of these requires compiling again
+        self.fixed = tuple(sorted(changed - set(self.live)))  # changing one of these requires recompiling
         for phase, rules in zip(self.phases, self.rules, strict=True):
             _check_learnable(
                 phase, change_rules(base, {k: v for k, v in phase.options.items() if k in self.live}), rules
             )
 
     def at(self, progress: float) -> int:
-        """Return the index of the phase at this progress; the last phase at the end and beyond."""
+        """Return the index of the phase at this progress; the last phase from 1 on."""
         return max(i for i, phase in enumerate(self.phases) if i == 0 or phase.start <= progress)
 
     def find(self, name: str) -> int:
-        """Return the index of the phase called `name`; 0 if there is none, as after a change of the curriculum."""
+        """Return the index of the phase called `name`; 0 if there is none, for example because the curriculum was changed."""
         return next((i for i, phase in enumerate(self.phases) if phase.name == name), 0)
 
     def compiles_again(self, before: int, after: int) -> bool:
@@ -76,7 +76,7 @@ def read_phases(path: str) -> list[Phase]:
 
 
 def phases_of(records: Iterable[Phase], without: Iterable[str] = ()) -> list[Phase]:
-    """Return a recipe's phases without the options in `without`, which were requested; none if nothing is left."""
+    """Return a recipe's phases without the options in `without`, which the user requested; empty if nothing is left."""
     requested = {name.replace("-", "_") for name in without}
     phases = [
         dataclasses.replace(phase, options={k: v for k, v in phase.options.items() if k not in requested})
@@ -102,7 +102,7 @@ def _phase(record: Any, number: int) -> Phase:
 
 
 def _checked(phases: Iterable[Phase]) -> list[Phase]:
-    """Return the phases in order; raise UserError for progress out of range, overlaps and missing or repeated names."""
+    """Return the phases in order; raise UserError for progress out of range, overlaps, and missing or duplicate names."""
     ordered = sorted(phases, key=lambda phase: phase.start)
     for phase in ordered:
         if not 0 <= phase.start < phase.end <= 1:
@@ -146,7 +146,7 @@ def _rules_of(phase: Phase, base: Rules) -> Rules:
 def _check_learnable(phase: Phase, base: Rules, rules: Rules) -> None:
     """Raise UserError for options that change observations or the shapes of States.
 
-    The observation of a State must not change: the learner observes stored States by the rules it started with.
+    The observation of a State must not change: the learner always observes stored States with its initial rules.
     """
     if base.config == rules.config:
         return

@@ -1,9 +1,9 @@
-"""Choose the device of a run: where there is a GPU, time playing and learning briefly on it and on the CPU.
+"""Choose the device of a run: if there is a GPU, briefly time playing and learning on it and on the CPU.
 
-The measurement uses the game, network and sizes that the run would have on the GPU, with more games where training will be
-compiled: one step of all games, and forward and backward of a batch. Neither side is compiled, which would take longer than the
-choice saves; on the GPU each is one CUDA graph, as in training. The rest of a learner's work (replay, returns, optimizer) is
-left out on both sides.
+The measurement uses the game, network and sizes that the run would have on the GPU, with more games if training will be
+compiled: one step of all games, then the forward and backward pass of a batch. Nothing is compiled, which would take longer
+than the choice saves; on the GPU each part is one CUDA graph, as in training. The rest of a learner's work (replay, returns,
+optimizer) is not measured on either device.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from redline.run.run_folder import write_json
 from redline.run.settings import Settings
 
 Measure = Callable[[Plan], float]
-Workload = Callable[[int], Callable[[], None]]  # from a number of games or samples to a function that works on them
+Workload = Callable[[int], Callable[[], None]]  # number of games or samples -> function that processes them
 _SECONDS = 1.0  # limit of each of the four measurements, approximately
-_FIRST, _GROWTH = 16, 4  # games or samples that a CPU works on in the first round, and the factor for each next round
-_ROUNDS, _CALLS = 2, 3  # the best of so many rounds of so many calls counts
-_MANY_GAMES = 65_536  # that a GPU plays in the measurement, at least, if training is compiled
-_VERSION = 3  # of the measurement: figures of different versions are not comparable
-_CACHED = 200  # figures in the cache file
+_FIRST, _GROWTH = 16, 4  # games or samples of a CPU's first round, and the factor from round to round
+_ROUNDS, _CALLS = 2, 3  # the fastest of this many rounds of this many calls counts
+_MANY_GAMES = 65_536  # minimum that a GPU plays in the measurement if training is compiled
+_VERSION = 3  # of the measurement: speeds of different versions are not comparable
+_CACHED = 200  # entries in the cache file
 _DECISIVE = (
     "env",
     "algo",
@@ -56,14 +56,14 @@ _DECISIVE = (
 
 
 def decide(settings: Settings, measure: Measure | None = None) -> Plan:
-    """Return the plan of `settings`; with device `auto`, on the device that learns from more samples per second.
+    """Return the plan of `settings`; with device `auto`, for the device that trains on more samples per second.
 
-    A resumed run stays on its device. `measure` returns the samples per second of a plan.
+    A resumed run stays on its device. measure: returns the samples per second of a plan.
     """
     plan = resolve(settings)
     if settings.device != "auto":
         return plan
-    with suppress(UserError):  # there is no such device here
+    with suppress(UserError):  # this machine has no such device
         if before := recorded(plan, "device"):
             return _on(str(hardware.pick_device(str(before))), settings, "the run began there")
     if plan.device.type != "cuda":
@@ -71,7 +71,7 @@ def decide(settings: Settings, measure: Measure | None = None) -> Plan:
     gpu = str(plan.device)
     try:
         on_cpu = _on("cpu", settings, "")
-    except UserError:  # CUDA graphs and TF32 need one
+    except UserError:  # CUDA graphs and TF32 need a GPU
         return _on(gpu, settings, "the requested settings need a CUDA device")
     try:
         speed, on_cpu_speed = _speeds((plan, _moved(plan, on_cpu)), measure or samples_per_second)
@@ -83,9 +83,9 @@ def decide(settings: Settings, measure: Measure | None = None) -> Plan:
 
 
 def _moved(plan: Plan, on_cpu: Plan) -> Plan:
-    """Return the work of a GPU's plan as the CPU would do it.
+    """Return the GPU's plan, moved to the CPU.
 
-    What recipes choose for a CPU, a small network for instance, is less work for a sample: it would win by that alone.
+    Recipes may choose less work per sample for a CPU, such as a smaller network; the CPU would win by that alone.
     """
     machine = {
         name: getattr(on_cpu, name) for name in ("device", "hardware", "precision", "compile", "graph", "threads")
@@ -94,7 +94,7 @@ def _moved(plan: Plan, on_cpu: Plan) -> Plan:
 
 
 def _on(device: str, settings: Settings, reason: str) -> Plan:
-    """Return the plan for a device that was not requested by name, with the reason for the device."""
+    """Return the plan for a device chosen automatically, with the reason for the choice."""
     plan = resolve(dataclasses.replace(settings, device=device))
     settings = dataclasses.replace(plan.settings, device=settings.device)
     chosen = Setting(str(plan.device), reason, MEASURED if "measured" in reason else HARDWARE)
@@ -102,7 +102,7 @@ def _on(device: str, settings: Settings, reason: str) -> Plan:
 
 
 def recorded(plan: Plan, name: str) -> Any:
-    """Return a setting of the run that will be resumed; None if there is none."""
+    """Return a setting recorded by the run that will be resumed; None if there is none."""
     resume = plan.settings.resume
     folder = plan.run_dir if resume in ("auto", "must") else Path(resume).absolute().parent.parent
     if resume != "never":
@@ -131,7 +131,7 @@ def _speeds(plans: tuple[Plan, Plan], measure: Measure) -> list[float]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many CPU threads; 0 leaves it as it is."""
+    """Let torch use `count` CPU threads while entered; 0 changes nothing."""
     before = torch.get_num_threads()
     if count:
         torch.set_num_threads(count)
@@ -142,7 +142,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def cache_file(name: str = "devices") -> Path:
-    """Return the file of cached measurements; delete it to measure again."""
+    """Return the path of a file of cached measurements; delete the file to measure again."""
     return cache_folder() / f"{name}.json"
 
 
@@ -152,7 +152,7 @@ def recall(path: Path, key: str) -> Any:
 
 
 def remember(path: Path, key: str, value: Any) -> None:
-    """Cache a value, and forget the oldest if there are too many. Without a cache the next run measures again."""
+    """Cache a value and drop the oldest ones if there are too many. If it cannot be written, the next run measures again."""
     known = _read(path)
     known.pop(key, None)
     with suppress(OSError, UserError):
@@ -173,16 +173,16 @@ def _are_speeds(value: Any) -> bool:
 
 
 def decisive(plan: Plan) -> list[Any]:
-    """Return the settings that decide the speed of a plan."""
+    """Return the settings that determine the speed of a plan."""
     record = plan.describe()
     return [dataclasses.asdict(plan.hardware), [record[name] for name in _DECISIVE], record["algo_options"]]
 
 
 def samples_per_second(plan: Plan) -> float:
-    """Return how many samples per second the plan learns from, playing included, without compilation."""
+    """Return the samples per second on which the plan trains, including playing, without compilation."""
     play, learn = workloads(plan)
-    # Uncompiled, a GPU launches hundreds of kernels for a step of a game. Many games keep launches from deciding, which
-    # training with compiled kernels has few of.
+    # Uncompiled, one step of a game launches hundreds of kernels on a GPU; compiled, only a few. With many games, launches do
+    # not dominate the measurement.
     few = plan.settings.num_envs is not None or plan.rules.game.ON_CPU or not (plan.compile and plan.graph)
     games = plan.num_envs if few else max(plan.num_envs, _MANY_GAMES)
     played, learned = _seconds_each(play, games, plan), _seconds_each(learn, plan.algo_config.batch_size, plan)
@@ -190,12 +190,12 @@ def samples_per_second(plan: Plan) -> float:
 
 
 def samples_per_step(plan: Plan) -> float:
-    """Return how often the plan's learner trains on each environment step."""
+    """Return the number of times the plan's learner trains on each environment step."""
     return plan.algo.samples_per_step(plan.algo_config, plan.num_envs, plan.settings.accumulate)
 
 
 def workloads(plan: Plan) -> tuple[Workload, Workload]:
-    """Return what playing and learning cost most: a step of N games with the network, and the gradient of N samples."""
+    """Return the two largest workloads: one step of N games with the network, and the gradient of N samples."""
     rules, device = plan.rules, plan.device
     runtime = fast.runtime(device, plan.precision, fast.Compiler(False, _ignore))
     net = _network(plan, runtime)
@@ -212,7 +212,7 @@ def workloads(plan: Plan) -> tuple[Workload, Workload]:
         def step() -> None:
             with runtime.autocast():
                 values = net(*_network_input(rules, envs.game))
-            if not rules.game.ON_CPU:  # CPU environments take the same time whichever device learns
+            if not rules.game.ON_CPU:  # CPU environments take the same time on either device
                 assign(envs, batch.step(rules, envs, values.argmax(1))[0])
 
         return step
@@ -239,7 +239,7 @@ def _network_input(rules: Rules, state: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _network(plan: Plan, runtime: Runtime) -> nn.Module:
-    """Return the policy network of a learner with one game and next to no replay memory."""
+    """Return the policy network of a learner with one game and a minimal replay memory."""
     small = {"batch_size": 1, "replay": replay.DEFAULT, "replay_capacity": 1024}
     config = dataclasses.replace(plan.algo_config, **{k: v for k, v in small.items() if k in plan.algo.options})
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1, device=plan.device)))
@@ -251,7 +251,7 @@ def _network(plan: Plan, runtime: Runtime) -> nn.Module:
 
 
 def _seconds_each(prepare: Workload, size: int, plan: Plan) -> float:
-    """Return the seconds of `prepare(size)` divided by `size`; on a CPU measured with fewer if `size` takes too long."""
+    """Return the seconds of `prepare(size)` per game or sample; a CPU measures fewer if `size` takes too long."""
     ends, count = time.perf_counter() + _SECONDS, size if plan.device.type == "cuda" else min(size, _FIRST)
     while True:
         took = _seconds(prepare(count), plan, ends)
@@ -263,7 +263,7 @@ def _seconds_each(prepare: Workload, size: int, plan: Plan) -> float:
 
 
 def _seconds(function: Callable[[], None], plan: Plan, ends: float) -> float:
-    """Return the seconds of a call, run as in training: captured or launched. Past the time `ends` one round suffices."""
+    """Return the seconds of a call, captured or launched as in training. After the time `ends`, one round suffices."""
     call = fast.warmed_up(function, plan.graph, _ignore)
     best = float("inf")
     for _ in range(_ROUNDS):

@@ -1,9 +1,8 @@
-"""Divergence: notice updates that are skipped, go back to the last good weights, and stop where that does not help.
+"""Divergence: detect skipped updates, roll back to the last good weights, and stop if that does not help.
 
-The optimizer skips a step whose gradient is NaN or infinite and counts it, on the device. At log points, which read the
-device in any case, the guard looks at that count. It copies weights and optimizer state to the host every few seconds in
-which no step was skipped. After a row of skipped steps it restores the newest copy and lowers the learning rate, a few
-times at most.
+The optimizer skips and counts steps whose gradient is NaN or infinite, on the device. At log points, which read from the device
+anyway, the guard checks that count. If no step was skipped, it copies weights and optimizer state to the host every few
+seconds. After many consecutive skipped steps it restores the newest copy and lowers the learning rate, a few times at most.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from torch import Tensor
 from redline.algos.learner import Learner
 from redline.run.snapshot import copy_to_host, first_not_finite
 
-MAX_SKIPPED = 32  # updates in a row until weights are restored; float16 skips up to 15 to find its loss scale
-MAX_ROLLBACKS = 3  # in a run, until it stops
+MAX_SKIPPED = 32  # consecutive updates until weights are restored; float16 skips up to 15 to find its loss scale
+MAX_ROLLBACKS = 3  # per run; then it stops
 RATE_CUT = 0.25  # factor of the learning rate at each rollback
 _COPY_SECONDS = 10.0  # between two copies of good weights
-_SCALE_SEARCH = 15  # updates that float16 may skip in a row
+_SCALE_SEARCH = 15  # consecutive updates that float16 may skip
 _ADVICE = "Continue with a lower learning rate or with --precision fp32, and check the environment's rewards."
 
 
@@ -34,7 +33,7 @@ class _GoodState(NamedTuple):
 
 
 class DivergenceGuard:
-    """Keeps the last good weights of a learner and restores them when its updates are no longer finite."""
+    """Keep the last good weights of a learner and restore them when its updates are no longer finite."""
 
     def __init__(
         self,
@@ -44,12 +43,12 @@ class DivergenceGuard:
         rollbacks: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Continue a run that has gone back `rollbacks` times. now: the clock that says when to copy weights."""
+        """Continue a run after `rollbacks` rollbacks. now: the clock that times the copies of weights."""
         self.learner, self.notify, self.rollbacks, self.now = learner, notify, rollbacks, now
         self._good: list[_GoodState] = []  # at most two, the newest last
         self._copied_at = -math.inf
-        self._skipped = int(learner.optimizer.skipped) if learner.optimizer else 0  # at the last log point, in all
-        self.suspect = False  # the newest updates were skipped: the weights before them may be bad already
+        self._skipped = int(learner.optimizer.skipped) if learner.optimizer else 0  # total at the last log point
+        self.suspect = False  # the newest updates were skipped: the weights before them may already be bad
         self._cause = ""  # of the last skipped updates
         self._told = False
         self._unproven = False  # no update was taken since the last rollback
@@ -58,11 +57,9 @@ class DivergenceGuard:
             self._copy(env_steps)
 
     def check(self, record: Mapping[str, Any]) -> str:
-        """Look at a log record with the metrics of the last updates; return "diverged" if training cannot go on."""
+        """Check the log record of the last updates; return "diverged" if training cannot continue, else an empty string."""
         skipped = record.get("skipped_updates")
-        if (
-            skipped is None or self.learner.optimizer is None
-        ):  # no update yet, or an algorithm with an optimizer of its own
+        if skipped is None or self.learner.optimizer is None:  # no update yet, or an algorithm with its own optimizer
             return ""
         before, self._skipped = self._skipped, int(skipped)
         if before == skipped:
@@ -86,12 +83,12 @@ class DivergenceGuard:
         )
 
     def before_save(self) -> str:
-        """Make sure that good weights are saved; return "diverged" if there are none."""
+        """Roll back if the weights are not finite; return "diverged" if there are no good ones, else an empty string."""
         bad = self.bad_weight()
         return self._roll_back(f"the weight '{bad}' is NaN or infinite") if bad else ""
 
     def at_end(self) -> str:
-        """Return "diverged" if a run that has reached its limit ends in a row of skipped updates or just after a rollback."""
+        """Return "diverged" if a run that reached its limit ends with skipped updates or without an update since a rollback."""
         optimizer = self.learner.optimizer
         row = int(optimizer.skipped_in_row) if optimizer else 0
         if not self._unproven and row <= _SCALE_SEARCH:
@@ -109,7 +106,7 @@ class DivergenceGuard:
         return f"the {'gradient' if loss is not None and math.isfinite(loss) else 'loss'} is NaN or infinite"
 
     def _roll_back(self, problem: str) -> str:
-        """Restore good weights with a lower learning rate; return "diverged" if the budget of rollbacks is spent."""
+        """Restore good weights and lower the learning rate; return "diverged" if no rollbacks are left."""
         if self.learner.optimizer is None or not self._good or self.rollbacks >= MAX_ROLLBACKS:
             return self._give_up(problem)
         self._restore()
@@ -120,12 +117,12 @@ class DivergenceGuard:
             f"Going back to the weights of step {self._good[-1].env_steps:,} with the learning rate times "
             f"{RATE_CUT**self.rollbacks:g}, for {problem} (rollback {self.rollbacks} of {MAX_ROLLBACKS})."
         )
-        if len(self._good) > 1:  # these may have been bad already: the next rollback goes further back
+        if len(self._good) > 1:  # the restored ones may already be bad: the next rollback goes further back
             self._good.pop()
         return ""
 
     def _give_up(self, problem: str) -> str:
-        """Restore good weights, so that the last checkpoint has them, with the full learning rate; say why training ends."""
+        """Restore good weights for the last checkpoint, with the full learning rate, and report why training ends."""
         tried = f" after {self.rollbacks} rollbacks" if self.rollbacks else ""
         kept = "There are no good weights to save: the last good checkpoint is kept."
         if self._good:
@@ -137,19 +134,19 @@ class DivergenceGuard:
         return "diverged"
 
     def _restore(self) -> None:
-        """Copy the newest good state into the learner's tensors, where compiled and captured code reads it."""
+        """Copy the newest good state in place into the learner's tensors, which compiled and captured code reads."""
         own = self.learner.trained_state()
         with torch.no_grad():
             for group, tensors in self._good[-1].tensors.items():
                 for name, tensor in tensors.items():
-                    if name != "skipped":  # goes on counting
+                    if name != "skipped":  # keeps counting
                         own[group][name].copy_(tensor)
         if self.learner.optimizer is not None:
             self.learner.optimizer.skipped_in_row.zero_()
 
     def _copy(self, env_steps: int) -> None:
         self._copied_at = self.now()
-        with suppress(MemoryError, RuntimeError):  # too little memory: the copies there are must do
+        with suppress(MemoryError, RuntimeError):  # too little memory: keep the existing copies
             self._good = [*self._good[-1:], _GoodState(env_steps, copy_to_host(self.learner.trained_state()))]
 
     def _set_learning_rate(self) -> None:

@@ -1,8 +1,8 @@
 """Play held-out games in parallel with a policy and return the results.
 
-Counting the first games to finish would favour short ones. So each slot plays its quota of games to their end; or, with a
-budget of steps for games that are too long for that, every slot plays until the budget is used, and the score per game over
-is estimated from all games, finished or not.
+Counting the first games to finish would favour short games, so each slot plays its quota of games to the end. With a step
+budget, for very long games, every slot plays until the budget is used up, and the score per game over is estimated from all
+games, finished or not.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def evaluate_net(
     max_steps: int = 0,
     sample: bool = False,
 ) -> Evaluation:
-    """Evaluate the greedy policy of `net`, which is on `device`, by the fastest means of that device.
+    """Evaluate the greedy policy of `net` on `device`, compiled and with CUDA graphs where the device supports them.
 
-    sample: evaluate the policy that samples from the logits of `net` instead. Other arguments as of `evaluate`.
+    sample: sample actions from the logits of `net` instead. Other arguments as in `evaluate`.
     """
     machine = hardware.detect(device)
     compiles = machine.kind == "cuda" or (machine.kind == "cpu" and bool(machine.compiler))
@@ -71,10 +71,10 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` games with `policy`, each to its end.
 
-    progress: receives the number of games that have ended, or of steps with `max_steps`.
-    max_steps: play this many steps in all instead, in as many slots as `episodes`, game after game.
-    slot_steps: stop a slot (of CPU environments: a game) after this many steps; its game counts as unfinished.
-    compile, graph: compile the steps of long games, replay them as CUDA graphs.
+    progress: called with the number of finished games, or with `max_steps` the number of steps.
+    max_steps: play this many steps in total instead, in `episodes` slots, game after game.
+    slot_steps: stop a slot (with CPU environments, a game) after this many steps; its game counts as unfinished.
+    compile, graph: compile the steps of long games and replay them as CUDA graphs.
     """
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; expected at least 1.")

@@ -20,19 +20,19 @@ from redline.run.evaluation import Evaluation
 from redline.run.policies import HELD_OUT, Policy
 
 _SLOTS = 16  # enough to share the cost of calling the network
-_REPORT_EVERY = 32  # steps between two reports of progress, with a budget of steps
+_REPORT_EVERY = 32  # steps between two progress reports, with a step budget
 
 
 class CPUGames:
-    """Slots of CPU environments that play until their quota of games, or a number of steps each, is used."""
+    """Slots of CPU environments that each play a quota of games or a number of steps."""
 
     def __init__(self, rules: Rules, policy: Policy, episodes: int, seed: int, max_steps: int, slot_steps: int) -> None:
-        """Arguments as of `evaluate`, but for `slot_steps`: it truncates every game, and the next one begins."""
+        """Arguments as in `evaluate`, except slot_steps: every game is truncated after this many steps, and the next begins."""
         self.rules, self.policy, self.seed = rules, policy, seed
         self.max_steps, self.slot_steps = max_steps, slot_steps
         game: Any = rules.game
         levels = max(len(game.levels), 1)
-        self.slots = min(episodes, max(_SLOTS // levels, 1) * levels)  # as many of each level
+        self.slots = min(episodes, max(_SLOTS // levels, 1) * levels)  # equally many for each level
         self.quota = episodes // self.slots + (np.arange(self.slots) < episodes % self.slots)
         self.limit = math.ceil(max_steps / self.slots) if max_steps else 0  # steps per slot, 0: no limit
         self.played, self.busy = np.zeros(self.slots, np.int64), np.ones(self.slots, bool)
@@ -40,7 +40,7 @@ class CPUGames:
         self.games: list[list[tuple[float, float, bool, Ending]]] = [[] for _ in range(self.slots)]
 
     def run(self, progress: Callable[[int], None], notify: Callable[[str], None]) -> Evaluation:
-        """Play to the end; `progress` receives the games that have ended, or the steps of all slots."""
+        """Play to the end; progress: called with the number of finished games, or the steps of all slots."""
         time_limit = min((x for x in (self.rules.time_limit, self.slot_steps) if x), default=0)
         envs = _open(self.rules, self.slots, time_limit, notify)
         try:
@@ -60,7 +60,7 @@ class CPUGames:
         )
 
     def _levels(self) -> tuple[str, ...]:
-        """Return the level of every game, where there are several."""
+        """Return the level of every game; empty unless there are several levels."""
         game: Any = self.rules.game
         played = enumerate(self.games) if game.levels else ()
         return tuple(game.level_of(slot) for slot, games in played for _ in games)
@@ -87,7 +87,7 @@ class CPUGames:
             self.games[slot].append((envs.score[slot], envs.length[slot], False, Ending.RUNNING))
 
     def _record(self, envs: Any, ended: np.ndarray[Any, Any]) -> None:
-        """Record the games that `ended` (slots,) in the last step, and retire the slots whose quota is used."""
+        """Record the games that `ended` (slots,) in the last step, and retire slots that have used up their quota."""
         for slot in np.flatnonzero(ended):
             stopped = self.slot_steps and envs.length[slot] == self.slot_steps  # by this evaluation, not by the rules
             ending = Ending.TERMINATED if envs.lost[slot] else Ending.RUNNING if stopped else Ending.TRUNCATED
@@ -98,7 +98,7 @@ class CPUGames:
 
 
 def _open(rules: Rules, slots: int, time_limit: int, notify: Callable[[str], None]) -> GymEnvs | ParallelEnvs:
-    """The environments: in as many processes as there are cores if a step costs more than the communication."""
+    """Return the environments, in one process per core if a step costs more than the communication."""
     processes = min(hardware.detect(torch.device("cpu")).cores, slots)
     if processes > 1 and rules.game.step_seconds(rules.config) >= WORTH_A_PROCESS:  # type: ignore[attr-defined]
         try:

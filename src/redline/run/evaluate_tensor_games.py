@@ -1,6 +1,6 @@
 """Evaluate a policy on tensor games: thousands of slots on the device, read every few dozen steps.
 
-With a budget of episodes every slot plays its quota to the end; with a budget of steps every slot plays on until it is used.
+With an episode budget, every slot plays its quota to the end; with a step budget, every slot plays until the budget is used up.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from redline.run.evaluation import Evaluation
 from redline.run.policies import HELD_OUT, Policy
 
 _MAX_SLOTS = 4096
-_MAX_SLOTS_LONG = 65_536  # with a budget of steps: no slot waits for the longest games, and a GPU is kept busy
-_LOOK_EVERY = 32  # steps between two looks at the games that ended: the only host synchronisation
-_LOOK_EVERY_LONG = 256  # with a budget of steps
+_MAX_SLOTS_LONG = 65_536  # with a step budget: no slot waits for the longest games, and a GPU is kept busy
+_LOOK_EVERY = 32  # steps between reads of the finished games: the only host synchronisation
+_LOOK_EVERY_LONG = 256  # with a step budget
 _COMPILE_AFTER = 256  # steps of a slot: shorter games end before compiling pays
 
 
 class TensorGames:
-    """Slots that play on the device until their quota of games, or a number of steps each, is used."""
+    """Slots on the device that each play a quota of games or a number of steps."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class TensorGames:
         graph: bool,
         notify: Callable[[str], None],
     ) -> None:
-        """Arguments as of `evaluate`."""
+        """Arguments as in `evaluate`."""
         self.rules, self.policy, self.episodes = rules, policy, episodes
         self.slots = min(episodes, _MAX_SLOTS_LONG if max_steps else _MAX_SLOTS)
-        self.slot = torch.arange(self.slots, device=device)  # of those that still play
+        self.slot = torch.arange(self.slots, device=device)  # of the slots that still play
         self.quota = episodes // self.slots + (self.slot < episodes % self.slots).to(torch.int32)
         self.max_steps = max_steps
         self.limit = math.ceil(max_steps / self.slots) if max_steps else slot_steps  # steps per slot, 0: no limit
@@ -56,10 +56,10 @@ class TensorGames:
         self.envs = batch.reset(rules, batch.env_keys(HELD_OUT + seed, self.slot))
         self.records: list[Tensor] = []  # of games that ended, (·, 6) each: slot, number, score, length, won, ending
         self.steps = 0  # of each slot
-        self.unfinished = 1  # games of the quotas that have not ended; at least 1 with a budget of steps
+        self.unfinished = 1  # unfinished games of the quotas; at least 1 with a step budget
 
     def run(self, progress: Callable[[int], None]) -> Evaluation:
-        """Play to the end; `progress` receives the games that have ended, or the steps of all slots."""
+        """Play to the end; progress: called with the number of finished games, or the steps of all slots."""
         while self._goes_on():
             self._play(progress)
         return self._result()
@@ -68,7 +68,7 @@ class TensorGames:
         return bool(self.unfinished) and (not self.limit or self.steps < self.limit)
 
     def _play(self, progress: Callable[[int], None]) -> None:
-        """Play until the end, or until the batch shrinks, or until it is time to compile."""
+        """Play to the end, or until the batch shrinks, or until it is time to compile."""
         look_every = _LOOK_EVERY_LONG if self.max_steps else _LOOK_EVERY
         table = _Table(self.rules, self.policy, self.envs, look_every)
         compiled = self.compiler.enabled and self.steps >= self.compile_from
@@ -86,7 +86,7 @@ class TensorGames:
                 busy = self.envs.played < self.quota
                 self.unfinished = int((self.quota - self.envs.played).clamp(min=0).sum())
                 progress(self.episodes - self.unfinished)
-                # Half the slots are idle: go on without them. A compiled step keeps its shapes.
+                # Half the slots are idle: continue without them. A compiled step keeps its shapes.
                 if not compiled and int(busy.sum()) <= len(busy) // 2:
                     self._keep(busy)
                     return
@@ -94,7 +94,7 @@ class TensorGames:
                 return
 
     def _keep(self, mask: Tensor) -> None:
-        """Go on with the slots where `mask` (slots,) is True."""
+        """Continue with the slots where `mask` (slots,) is True."""
         self.envs = map_record(lambda x: x[mask], self.envs)
         self.quota, self.slot = self.quota[mask], self.slot[mask]
 
@@ -144,10 +144,10 @@ class _Table:
         assign(self.envs, envs)
 
     def read(self, rows: int, slot: Tensor, quota: Tensor | None) -> Tensor:
-        """Records of the games that ended in the last `rows` steps, within the slots' quota; the next step is row 0."""
+        """Return records of the games that ended in the last `rows` steps, within the slots' quotas; restart at row 0."""
         log = self.log[:rows]
         ended = log[:, 3] > 0
-        # The number of a game: those its slot has finished by now, less those that ended in this row or later.
+        # A game's number: all games its slot has finished by now, minus those that ended in this row or later.
         number = self.envs.played - ended.flip(0).cumsum(0).flip(0)
         counts = ended if quota is None else ended & (number < quota)
         row, column = counts.nonzero(as_tuple=True)

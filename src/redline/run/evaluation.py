@@ -1,4 +1,4 @@
-"""The result of an evaluation: scores, lengths and endings of games, and their statistics."""
+"""Evaluation results: scores, lengths and endings of games, and their statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_LEVEL = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of E games, each (E,): those of slot 0 in their order, then those of slot 1, and so on."""
+    """The results of E games, each (E,): the games of slot 0 in order, then those of slot 1, and so on."""
 
     scores: Tensor  # float64; of an unfinished game, the score so far
     lengths: Tensor  # float64
@@ -34,17 +34,17 @@ class Evaluation:
     game_over: Tensor  # bool: terminated, neither truncated nor unfinished
     finished: Tensor  # bool: terminated or truncated
     stopped_by: str = "episodes"  # or max_steps
-    levels: tuple[str, ...] = ()  # (E,) the level of each game, where there are several
+    levels: tuple[str, ...] = ()  # (E,) the level of each game; empty unless there are several levels
 
     def summary(self) -> dict[str, Any]:
-        """The statistics of the games, named as the fields of `--json`.
+        """Return the statistics of the games, named like the fields of `--json`.
 
-        `score_mean` and the like are over all games begun: a lower bound of the truth if some are unfinished.
+        `score_mean` and similar statistics cover all games begun: a lower bound if some are unfinished.
         `score_censored` is the score per game over: unfinished games count with their score so far, but not as a game
-        over. It estimates the mean of games played to their end if the end is equally likely at any score.
+        over. It estimates the mean score of complete games if the end is equally likely at any score.
         `_low` and `_high` are the ends of a 95 % interval; `score_ci95` is half its width. A figure that cannot be
-        estimated (an interval of one game, a score per game over without a game over) is None.
-        `levels`, where there are several, has the main figures of each by name.
+        estimated (an interval from one game, a score per game over without a game over) is None.
+        `levels`, present if there are several, has the main figures of each level by name.
         """
         count, scores = len(self.scores), self.scores.numpy()
         mean, middle = bootstrap(scores) if count > 1 else (None, None)

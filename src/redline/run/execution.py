@@ -18,8 +18,8 @@ from redline.run.plan import HARDWARE, MEASURED, REQUESTED
 from redline.run.run_folder import ENV_ACTIVITY
 from redline.run.settings import Settings
 
-_MANY_CORES = 8  # from which processes that step at the same time pay for shorter steps, too
-_SMALL_INPUTS = 4_096  # numbers in an observation up to which a network is too small for several threads
+_MANY_CORES = 8  # with at least this many, parallel processes pay off for shorter steps too
+_SMALL_INPUTS = 4_096  # with observations up to this size, a network is too small for several threads
 
 
 def choose_device(settings: Settings) -> tuple[torch.device, Setting]:
@@ -36,9 +36,9 @@ def choose_precision(requested: str, machine: Hardware) -> Setting:
 
 
 def choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> Setting:
-    """Return the number of torch's CPU threads by a rule that measures nothing; 0 leaves it to torch.
+    """Return the number of torch's CPU threads from a fixed rule; 0 leaves the choice to torch.
 
-    `thread_choice` replaces it by a measurement.
+    `thread_choice` replaces it with a measured number.
     """
     if requested is not None:
         return Setting(requested, "", REQUESTED)
@@ -55,7 +55,7 @@ def choose_threads(requested: int | None, machine: Hardware, rules: Rules) -> Se
 
 
 def choose_actors(settings: Settings, rules: Rules, machine: Hardware, num_envs: int, run_dir: Path) -> Setting:
-    """Return the number of processes that play; none where a step costs less than handing it over."""
+    """Return the number of actor processes; 0 if a step costs less than transferring it between processes."""
     actors = _count_actors(settings, rules, machine, num_envs, run_dir)
     needs_actors = {
         "inference": settings.inference != "auto",

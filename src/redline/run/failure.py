@@ -1,4 +1,4 @@
-"""Exceptions that end training: one sentence for the user, which names the last good checkpoint and what to do."""
+"""Errors that end training, as one sentence for the user that names the last good checkpoint and what to do."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CRASH_LOG = "crash.log"
 
 
 class TrainingFailed(UserError):
-    """Training ended by an exception that is no mistake of the user's, as far as is known. Its cause is the exception."""
+    """Training ended with an exception that is probably not the user's mistake; `__cause__` is that exception."""
 
     exit_code = 70
 
 
 def training_failed(run_dir: Path, error: Exception, env_steps: int, saved: str) -> UserError:
-    """Return the error to raise in place of `error`, after `env_steps`. saved: the sentence about the checkpoint.
+    """Return the error to raise instead of `error`, after `env_steps` steps. saved: a sentence about the checkpoint.
 
-    A UserError keeps its type, and with it the exit code.
+    A UserError keeps its type and exit code.
     """
     if isinstance(error, UserError):
         error.args = (f"{error} {saved}".rstrip(),)
@@ -35,7 +35,7 @@ def training_failed(run_dir: Path, error: Exception, env_steps: int, saved: str)
 
 
 def _write_traceback(path: Path, error: Exception) -> str:
-    """Append the traceback to a file and return `The traceback is in FILE.`; an empty string if that is impossible."""
+    """Append the traceback to a file and return `The traceback is in FILE.`, or an empty string if that fails."""
     with suppress(OSError):
         with open(path, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')}\n")
@@ -45,7 +45,7 @@ def _write_traceback(path: Path, error: Exception) -> str:
 
 
 def not_deterministic(plan: Plan, error: RuntimeError) -> UserError:
-    """Return the error for an operation that --deterministic does not allow."""
+    """Return the error for an operation that is not deterministic."""
     operation = str(error).strip().partition(" ")[0]
     return UserError(
         f"deterministic is on, but {operation} has no deterministic implementation on {plan.device}; drop --deterministic, or "
@@ -68,7 +68,7 @@ def newest_checkpoint(run_dir: Path) -> str:
 
 
 def out_of_memory(plan: Plan, checkpoint: str) -> UserError:
-    """Return the error for a run that does not fit, whose newest checkpoint is `checkpoint`; an empty string: it has none."""
+    """Return the error for a run that does not fit into memory. checkpoint: its newest one; empty if there is none."""
     saved = f" The run is saved in {checkpoint}: the same command continues it." if checkpoint else ""
     smaller = " or a smaller --replay-capacity" if hasattr(plan.algo_config, "replay_capacity") else ""
     return UserError(

@@ -1,4 +1,4 @@
-"""The last resort for a run whose folder cannot be written any more: a checkpoint in another folder, on another disk."""
+"""Save a run whose folder has become unwritable to another folder, on another disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from redline.run.run_folder import Notify, write_config
 
 
 def save_elsewhere(plan: Plan, config: dict[str, Any], save: Callable[[Checkpoints], None], notify: Notify) -> str:
-    """Save the run into a folder of its name in --fallback-dir, with its `config`; return a sentence about it.
+    """Save the run and its `config` to a folder of the same name in --fallback-dir; return a sentence that reports it.
 
-    save: writes the checkpoint into the folder it is given, or raises StorageError.
+    save: writes the checkpoint to the given Checkpoints, or raises StorageError.
     """
     if plan.settings.fallback_dir is None:
         return "Free or repair the disk and give the same command again; with --fallback-dir it is saved elsewhere."

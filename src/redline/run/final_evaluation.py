@@ -9,18 +9,18 @@ from redline.run.plan import Plan
 from redline.run.progress import Progress
 from redline.run.session import Session
 
-MAX_STEPS = 4_000  # per slot: an agent that never loses must not play for ever
-_MUCH = 0.25  # difference between sampled and greedy score, as a fraction of the larger one, that deserves a hint
+MAX_STEPS = 4_000  # per slot: an agent that never loses must not play forever
+_MUCH = 0.25  # difference between sampled and greedy score that triggers a hint, as a fraction of the larger one
 
 
 def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
-    """Play the run's `eval_episodes` and return the fields of the result; close the session's environments first."""
+    """Close the session's environments, play the run's `eval_episodes` and return the fields of the result."""
     episodes = plan.settings.eval_episodes
     progress.say(
         f"Evaluating: {episodes} greedy games on held-out seeds, at most {MAX_STEPS:,} steps each; Ctrl-C skips it."
     )
     progress.start_activity("Evaluating")
-    session.stop_playing()  # the cores are for evaluation now
+    session.stop_playing()  # free the cores for the evaluation
     summary = evaluate(
         plan.rules,
         greedy_policy(plan, session),
@@ -37,17 +37,17 @@ def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[s
 
 
 def greedy_policy(plan: Plan, session: Session) -> Policy:
-    """The policy as `redline eval` will load it: in float32, whatever precision training used."""
+    """Return the policy as `redline eval` will load it: in float32, whatever precision training used."""
     spec = plan.rules.game.spec(plan.rules.config)
     model = session.learner.trained_state()["model"]
     return greedy(plan.algo.policy_network(spec, plan.algo_config, model).to(plan.device), plan.device)
 
 
 def sampling_hint(plan: Plan, result: dict[str, Any], training_score: float | None) -> str:
-    """A hint at --sample if the greedy policy scores much less than the sampled one did at the end of training, or "".
+    """Return a hint about --sample if the greedy policy scores far below the sampled policy at the end of training, or "".
 
-    `training_score` is the mean score of the last log point that had one. A curriculum's last phase plays by the run's
-    own options, backplay counts whole games only: both scores mean the same.
+    training_score: mean score of the last log point that had one. It is comparable: a curriculum's last phase uses the run's
+    own options, and with backplay only whole games are counted.
     """
     if training_score is None or not plan.algo.STOCHASTIC or "score_mean" not in result:
         return ""

@@ -1,7 +1,7 @@
-"""Weights of a run in training for its viewers: published a few times a minute while there are any.
+"""Publish the current weights of a run in training, a few times a minute while there are viewers.
 
-A viewer touches a mark in the run folder (`watch_mark.py`); training then writes `live.safetensors` beside it at log points,
-at most every few seconds. Nothing waits for a viewer, and without one nothing is written.
+A viewer touches a mark in the run folder (`watch_mark.py`); training then writes `live.safetensors` next to it at log points,
+at most every few seconds. Training never waits for a viewer, and without viewers nothing is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LiveWeights:
         self.run_dir, self._next = run_dir, 0.0
 
     def publish(self, model: Callable[[], Mapping[str, Tensor]], env_steps: int) -> None:
-        """Write the weights if somebody watches and it is time; a failure is ignored, training goes on."""
+        """Write the weights if there are viewers and enough time has passed; failures are ignored."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -48,14 +48,14 @@ class LiveWeights:
 
 
 def published_at(run_dir: Path) -> float:
-    """Return the time of the newest publication, 0 where there is none."""
+    """Return the time of the newest publication; 0 if there is none."""
     with suppress(OSError):
         return os.lstat(run_dir / LIVE).st_mtime
     return 0.0
 
 
 def read(run_dir: Path) -> tuple[dict[str, Tensor], int]:
-    """Return the published weights and the steps they were trained with; OSError or ValueError where they are no good."""
+    """Return the published weights and their environment steps; raise OSError or ValueError if they are unusable."""
     with open(os.open(run_dir / LIVE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if os.fstat(file.fileno()).st_size > _MAX_BYTES:
             raise OSError(errno.EFBIG, "it is larger than the weights of a network")

@@ -19,10 +19,10 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # some cluster file 
 
 
 class RunLock:
-    """Held from construction to `close`, or to the end of the process however it ends. A second holder is refused.
+    """A lock held from construction until `close` or the end of the process. A second holder is refused.
 
     The kernel holds the lock (flock, through `filelock`), not the file `.lock`: a crashed run leaves the file behind but
-    no lock, and a forked worker does not inherit it. The file names the holder, for the message to the second one.
+    no lock, and a forked worker does not inherit it. The file names the holder, for the second holder's error message.
     """
 
     def __init__(self, run_dir: Path | str, *, notify: Notify = to_stderr) -> None:
@@ -43,10 +43,10 @@ class RunLock:
                     f"The run folder {self.run_dir} cannot be locked: {explain_os_error(self._path, error)}; choose "
                     "another with --run-dir."
                 ) from error
-            # A run without a lock is better than none, but the user must know.
+            # Running without a lock is better than not running, but the user must be told.
             notify(f"The file system of {self.run_dir} has no locks: let no other process train into this folder.")
         self._holder_pid = os.getpid()
-        with suppress(OSError):  # the text is for people; a full disk must not stop a resume that may free space
+        with suppress(OSError):  # only informative: a full disk must not stop a resume that may free space
             self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
 
     def close(self) -> None:

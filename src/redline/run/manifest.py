@@ -1,11 +1,11 @@
-"""The files of one checkpoint and how they are read: every file is verified before its content is used.
+"""Read the files of one checkpoint; every file is verified before its content is used.
 
     ckpt-000001234567/
         model.safetensors optim.safetensors …  one file per group of tensors
         state.json                             everything that is not a tensor
         manifest.json                          versions, hashes, score; bytes and sha256 of every file; its own digest
 
-Nothing is unpickled. A file that a checkpoint cannot have is refused by its name, before it is opened.
+Nothing is unpickled. A file with a name that no checkpoint contains is refused without opening it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MANIFEST_TYPES: dict[str, type | tuple[type, ...]] = {
     "world_size": int,
     "versions": dict,
     "files": dict,
-    "digest": str,  # of all the rest
+    "digest": str,  # of all other fields
 }
 
 
@@ -71,7 +71,7 @@ def read_checkpoint(
     groups: Collection[str] | None = None,
     check: Callable[[Checkpoint], None] = lambda checkpoint: None,  # noqa: ARG005
 ) -> Checkpoint:
-    """The verified checkpoint in the folder `path`; StorageError if it is damaged or not a checkpoint."""
+    """Return the verified checkpoint in the folder `path`; raise StorageError if it is damaged or not a checkpoint."""
     path = Path(path)
     try:
         checkpoint = read(path, groups)
@@ -84,7 +84,7 @@ def read_checkpoint(
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names of the bare network: without torch.compile's `_orig_mod.` and DDP's `module.`"""
+    """Return weights under the names of the plain network, without torch.compile's `_orig_mod.` and DDP's `module.`"""
     names = {name: re.sub(r"(^|(?<=\.))_orig_mod\.", "", name) for name in tensors}
     while names and all(name.startswith("module.") for name in names.values()):
         names = {name: short.removeprefix("module.") for name, short in names.items()}
@@ -94,7 +94,7 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_weights(checkpoint: Checkpoint) -> None:
-    """Raise Damaged if a checkpoint has no weights, or weights that are NaN or infinite."""
+    """Raise Damaged if a checkpoint has no weights, or NaN or infinite ones."""
     if not checkpoint.tensors.get("model"):
         raise Damaged("it has no weights (the group model)")
     for group in ("model", "optim"):
@@ -104,7 +104,7 @@ def check_weights(checkpoint: Checkpoint) -> None:
 
 
 def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str = "model") -> None:
-    """Copy `saved` into the static buffers of `target`; copy nothing and raise if names, shapes or dtypes differ."""
+    """Copy `saved` into the static buffers of `target`; if names, shapes or dtypes differ, raise and copy nothing."""
     target, saved = strip_prefixes(target), strip_prefixes(saved)
     saved = {name: _in_words(x, target[name]) if name in target else x for name, x in saved.items()}
     differences = [f"'{name}' is missing in the checkpoint" for name in target.keys() - saved.keys()]
@@ -124,7 +124,7 @@ def copy_into(target: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: s
 
 
 def _in_words(saved: Tensor, target: Tensor) -> Tensor:
-    """Return boards (N, H, W) of small integers in the int32 words of `target` (N, V), where several are a word now."""
+    """Return boards (N, H, W) of small integers, packed into the int32 words of `target` (N, V), several per word."""
     if (
         saved.dtype not in (torch.int8, torch.int16)
         or target.dtype != torch.int32
@@ -143,7 +143,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def read(path: Path, groups: Collection[str] | None) -> Checkpoint:
-    """The checkpoint in `path`; Damaged if a file that is read differs from the one written."""
+    """Return the checkpoint in `path`; raise Damaged if a file differs from the one written."""
     manifest = read_manifest(path)
     files = manifest["files"]
     name = FOLDER.fullmatch(path.name)
@@ -172,12 +172,12 @@ def read(path: Path, groups: Collection[str] | None) -> Checkpoint:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest with every value of its type, else Damaged; UserError if another version of Redline wrote it."""
+    """Return a checked manifest; raise Damaged for a value of the wrong type, UserError for another version of Redline."""
     try:
         manifest = json.loads(read_bytes(path / "manifest.json", None, _MAX_MANIFEST))
         if not isinstance(manifest, dict) or type(version := manifest.get("format_version")) is not int:
             raise Damaged("manifest.json has no format_version")
-        if version > FORMAT_VERSION:  # checked first: nothing else is known about such a manifest
+        if version > FORMAT_VERSION:  # checked first: the other fields may have changed
             raise newer_version(f"Checkpoint {path}", version)
         for key, kind in _MANIFEST_TYPES.items():
             if key not in manifest or not isinstance(manifest[key], kind) or isinstance(manifest[key], bool):
@@ -204,12 +204,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of a manifest without its own digest, the same for every format version."""
+    """Return the sha256 of a manifest without its own digest, computed the same way in every format version."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def make_manifest(fields: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-    """A sealed manifest: `fields` of the checkpoint, the entries of its `files`, versions, time and digest."""
+    """Return a complete manifest: `fields` of the checkpoint, entries of its `files`, versions, time and digest."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Memory: how much a plan needs, whether it fits, and the replay capacity that fills the memory that is free."""
+"""Memory: how much a plan needs, whether it fits, and a replay capacity chosen from the free memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from redline.run.plan import REQUESTED, Plan
 
 _PLENTY = 1 << 20  # bytes
 _GPU_WORKSPACES = 64 << 20  # of cuBLAS, for the two streams of a session
-_FP32_CONVOLUTIONS = 1.12  # bytes of a gradient with the workspaces that cuDNN takes for them; in bf16 they are small
-_COMPILED = 0.8  # of the counted bytes of a gradient are left when a GPU's compiler has joined operations
-_ACTOR_BYTES = 250 << 20  # of an actor process: Python with torch takes 230 MiB, environments the rest
+_FP32_CONVOLUTIONS = 1.12  # factor for the gradient's bytes: workspaces of cuDNN, which are small in bf16
+_COMPILED = 0.8  # fraction of a gradient's counted bytes that remains after a GPU's compiler fuses operations
+_ACTOR_BYTES = 250 << 20  # per actor process: Python with torch takes 230 MiB, environments the rest
 
 
 def state_bytes(rules: Rules) -> int:
@@ -36,7 +36,7 @@ def state_bytes(rules: Rules) -> int:
 
 
 def fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -> tuple[Any, str]:
-    """Return `config` with a replay capacity for half of the memory, or disk, that is free where it is stored.
+    """Return `config` with a replay capacity that uses half of the free memory or disk space, and the reason.
 
     A resumed run keeps its capacity.
     """
@@ -52,7 +52,7 @@ def fit_replay(config: Any, rules: Rules, device: torch.device, run_dir: Path) -
 
 
 def _free_for(kind: ReplayKind, device: torch.device, run_dir: Path) -> tuple[int, str]:
-    """Return the free bytes where a replay kind stores transitions, and the name of that place."""
+    """Return the free bytes on the device or disk where a replay kind stores transitions, and its name."""
     if kind.location == Location.DISK:
         folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
         return shutil.disk_usage(folder).free, "disk"
@@ -61,9 +61,9 @@ def _free_for(kind: ReplayKind, device: torch.device, run_dir: Path) -> tuple[in
 
 
 def check_memory(plan: Plan) -> int:
-    """Return the number of micro-batches with which the plan fits, 1 if it fits as it is, before allocating anything.
+    """Return the number of micro-batches with which the plan fits into memory; 1 if it fits unsplit.
 
-    Raise UserError if it cannot fit, with the bytes it needs and the option to change.
+    Call it before allocating anything. Raises UserError if the plan cannot fit, with its bytes and the option to change.
     """
     parts, probe = 1, None if _is_small(plan) else probe_plan(plan)
     most_parts = min(plan.algo_config.batch_size, MAX_MICRO_BATCHES) if plan.settings.oom == "backoff" else 1
@@ -82,9 +82,10 @@ def check_memory(plan: Plan) -> int:
 
 
 def fits_twice(plan: Plan) -> bool:
-    """Return whether another process with the same plan fits as well, judged by games and experience.
+    """Return whether another process with the same plan fits as well, judging by games and experience.
 
-    On a GPU the learner must be small, too: beside the other's gradients this one would have to split its batches, for good.
+    On a GPU the learner must be small too: sharing memory with the other process, it would have to split its batches, and
+    batches stay split.
     """
     if plan.device.type == "cuda" and not _is_small(plan):
         return False
@@ -92,9 +93,9 @@ def fits_twice(plan: Plan) -> bool:
 
 
 def estimate(plan: Plan, probe: Probe | None, micro_batches: int = 1) -> dict[torch.device, dict[str, int]]:
-    """Return the estimated bytes on each device at the peak of training, by the option that decides them.
+    """Return the estimated bytes on each device at the peak of training, keyed by the option that determines them.
 
-    probe: of the plan; without it networks and temporaries are left out.
+    probe: measured for the plan; None leaves out networks and temporaries.
     """
     one = batch.reset(plan.rules, batch.env_keys(0, torch.arange(1)))
     game = sum(x.numel() * x.element_size() for x in leaves(one).values())
@@ -117,7 +118,7 @@ def estimate(plan: Plan, probe: Probe | None, micro_batches: int = 1) -> dict[to
 
 
 def _largest_stage(plan: Plan, probe: Probe | None, game: int, micro_batches: int) -> tuple[str, int]:
-    """Return the option that decides the stage of an iteration that needs most memory, and the bytes it needs."""
+    """Return the bytes of the iteration's largest stage, preceded by the option that determines them."""
     inputs, batch_size = _input_bytes(plan), plan.algo_config.batch_size
     if probe is None:
         return "num_envs", plan.num_envs * (game + inputs)
@@ -137,10 +138,10 @@ def _largest_stage(plan: Plan, probe: Probe | None, game: int, micro_batches: in
 
 
 def probe_plan(plan: Plan) -> Probe | None:
-    """Return the measured needs of the plan's learner; None if it cannot be measured: training will tell whether it fits."""
+    """Return the measured needs of the plan's learner; None if it cannot be measured."""
     try:
         return measure_plan(plan)
-    except Exception:  # a learner from outside may expect other options, or there is no memory even for a few samples
+    except Exception:  # an external learner may expect other options, or memory is too small even for a few samples
         return None
 
 
@@ -150,13 +151,13 @@ def _input_bytes(plan: Plan) -> int:
 
 
 def _is_small(plan: Plan) -> bool:
-    """Return whether the learner fits with certainty, so that it need not be measured: a megabyte per sample is plenty."""
+    """Return whether the learner certainly fits, so that it need not be measured: a megabyte per sample is plenty."""
     most = (plan.algo_config.batch_size + plan.num_envs) * (_PLENTY + 64 * _input_bytes(plan))
     return bool(most < hardware.free_bytes(plan.device) / 4)
 
 
 def _option_to_blame(plan: Plan, needs: dict[str, int]) -> str:
-    """Return the option that needs most memory; a value derived from a requested one is not to blame."""
+    """Return the option that needs the most memory; if it was not requested, the largest requested option, if any."""
 
     def source(name: str) -> str:
         return plan.provenance[name].source if name in plan.provenance else ""
@@ -168,7 +169,7 @@ def _option_to_blame(plan: Plan, needs: dict[str, int]) -> str:
 
 
 def _other_replay(plan: Plan) -> str:
-    """Return advice on other kinds of replay memory in which the requested capacity would fit."""
+    """Return a clause that suggests other kinds of replay memory with room for the requested capacity, or ""."""
     capacity, each = plan.algo_config.replay_capacity, state_bytes(plan.rules)
     kinds = [replay.load(name) for name in replay.alternatives(plan.algo_config.replay)]
     roomy = [k.name for k in kinds if k.largest_capacity(_free_for(k, plan.device, plan.run_dir)[0], each) >= capacity]

@@ -1,9 +1,9 @@
-"""Measure how much memory a plan's learner needs per sample and per environment, with a few of them.
+"""Measure how much memory a plan's learner needs per sample and per environment, using small numbers of them.
 
-A learner of the plan's own kind collects and updates with two small sizes on the plan's device. What is allocated grows
-linearly with the size, so that two measurements give the bytes of any size, for every kind of network: activations,
-gradients, sampled observations, target networks, temporaries. Nothing is compiled, which would take a minute; the tensors
-that compiled code would not create are left out of the count instead.
+The plan's learner collects and updates with two small sizes on the plan's device. Allocations grow linearly with the size, so
+two measurements give the bytes for any size and any network: activations, gradients, sampled observations, target networks,
+temporaries. Nothing is compiled, which would take a minute; instead, tensors that compiled code would not create are not
+counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from redline.engine.out_of_memory import free_caches
 from redline.envs import Rules, batch
 from redline.run.plan import Plan
 
-_ROLLOUT_STEPS = 4  # of a probed on-policy learner: its batch is larger than the states it bootstraps from
+_ROLLOUT_STEPS = 4  # of a probed on-policy learner, so that its batch is larger than the number of bootstrap states
 _CPU_SIZES, _GPU_SIZES = (32, 96), (512, 1536)  # environments or samples; multiples of _ROLLOUT_STEPS
 _GROWTH, _LARGEST = 4, 1 << 15  # samples of further measurements
 
@@ -40,13 +40,13 @@ class Line:
     each: float
 
     def at(self, size: int) -> int:
-        """Return the bytes of a size."""
+        """Return the bytes for a size."""
         return max(0, round(self.fixed + self.each * size))
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Bytes allocated on the device at the peak of each stage, besides the learner's buffers."""
+    """Bytes allocated on the device at the peak of each stage, not counting the learner's buffers."""
 
     weights: int  # networks, optimizer and everything else that does not depend on sizes
     collect: Line  # by environments
@@ -57,11 +57,11 @@ class Probe:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations create, as long as they live.
+    """Count the bytes of all live tensors created by operations.
 
     compiled: leave out the results of pointwise operations, unless they are larger than their arguments. The compiler
-    computes them inside of the operation before or after, or in its place, so that about one tensor remains for each
-    product, reduction or selection.
+    fuses them into the operation before or after, so that about one tensor remains for each product, reduction or
+    selection.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage, fused: bool) -> None:
-        """Count a storage from its first appearance on; one that is fused away has no bytes, and its views have none."""
+        """Count a storage when it first appears; one that is fused away has no bytes, nor do its views."""
         key = storage._cdata
         if key in self._known:
             return
@@ -100,10 +100,10 @@ def _largest(arguments: Any) -> int:
 
 
 def measure(function: Callable[[], Any], compiled: bool = False) -> tuple[int, int]:
-    """Return the bytes that a call of `function` needs at its peak and that its result keeps allocated.
+    """Return the bytes that a call of `function` needs at its peak, and those that its result keeps allocated.
 
-    Tensors are counted, on a GPU too, rather than the allocator's statistics: for a few samples, cuDNN takes workspaces that
-    are several times larger than the tensors, and which do not grow with the batch.
+    Tensors are counted instead of reading a GPU allocator's statistics: for a few samples, cuDNN's workspaces are several
+    times larger than the tensors, but do not grow with the batch.
     """
     with LiveBytes(compiled) as counter:
         result = function()
@@ -112,11 +112,11 @@ def measure(function: Callable[[], Any], compiled: bool = False) -> tuple[int, i
     return peak, live
 
 
-_probes: dict[str, Probe] = {}  # of this process, by everything that decides them
+_probes: dict[str, Probe] = {}  # of this process, keyed by everything they depend on
 
 
 def measure_plan(plan: Plan) -> Probe:
-    """Measure the plan's learner. Raises whatever the learner raises; takes about a second the first time."""
+    """Return the memory needs of the plan's learner. Passes on its exceptions; takes about a second the first time."""
     steps = min(getattr(plan.algo_config, "rollout_steps", 1), _ROLLOUT_STEPS)
     decisive = plan.settings.env, plan.rules, plan.algo.name, _small(plan, 1, 1, steps)
     key = repr((*decisive, plan.precision, plan.device, plan.compile, plan.backplay))
@@ -131,7 +131,7 @@ def _measure_plan(plan: Plan) -> Probe:
     updates = [_measure_update(plan, size) for size in sizes]
     weights, step = updates[0].weights, updates[0].step
     gradient = _line(sizes, [update.gradient for update in updates])
-    # With few samples the peak comes when the gradients of the weights exist, with many when the activations do.
+    # With few samples, the peak is at the gradients of the weights; with many, at the activations.
     while 16 * gradient.fixed > gradient.each * sizes[1] and sizes[1] < _LARGEST:
         sizes = sizes[1], _GROWTH * sizes[1]
         updates = [updates[1], _measure_update(plan, sizes[1])]
@@ -164,7 +164,7 @@ class _Update(NamedTuple):
 
 
 def _measure_update(plan: Plan, samples: int) -> _Update:
-    """Measure an update with one batch of so many samples."""
+    """Return the bytes of an update with one batch of `samples` samples."""
     steps = min(getattr(plan.algo_config, "rollout_steps", 1), _ROLLOUT_STEPS)
     num_envs = samples // steps
     config = _small(plan, num_envs, num_envs * steps, steps)
@@ -186,7 +186,7 @@ def _measure_update(plan: Plan, samples: int) -> _Update:
         learner.within_memory = recorded  # type: ignore[method-assign]
         learner.update()
         gradient = max(peaks)
-    optimizer = getattr(learner, "optimizer", None)  # one from outside may have another
+    optimizer = getattr(learner, "optimizer", None)  # an external learner may lack one
     convolutions = any(p.dim() == 4 for p in getattr(optimizer, "parameters", ()))
     learner.close()
     return _Update(max(0, live - games - sum(buffers.values())), gradient, step, convolutions)
@@ -194,7 +194,7 @@ def _measure_update(plan: Plan, samples: int) -> _Update:
 
 @torch.no_grad()
 def _measure_states(plan: Plan, num_envs: int) -> tuple[int, int]:
-    """Return the bytes at the peak of one step of all environments, and of evaluating one state of each."""
+    """Return the peak bytes of one step of all environments, and of evaluating one state of each."""
     rules, device = plan.rules, plan.device
     learner, envs = _make(plan, num_envs, _small(plan, num_envs, num_envs, 1))
     spec = learner.spec
@@ -214,19 +214,19 @@ def _measure_states(plan: Plan, num_envs: int) -> tuple[int, int]:
 
 
 def _make(plan: Plan, num_envs: int, config: Any) -> tuple[Learner, batch.EnvState]:
-    """Return a learner with other options than the plan's, and the environments it was made for."""
+    """Return a learner of the plan with `num_envs` environments and the options `config`, and the environments."""
     runtime = fast.runtime(plan.device, plan.precision, fast.Compiler(False, _ignore), plan.run_dir)
     envs = batch.reset(plan.rules, batch.env_keys(0, torch.arange(num_envs, device=plan.device)))
     return plan.algo.Learner(plan.rules, config, envs.game, num_envs, 0, runtime), envs
 
 
 def _peak(plan: Plan, function: Callable[[], Any]) -> int:
-    """Return the bytes at the peak of a call; if the plan compiles it, those that remain of them."""
+    """Return the peak bytes of a call; if the plan compiles it, without the tensors that fusion removes."""
     return measure(function, plan.compile)[0]
 
 
 def _small(plan: Plan, num_envs: int, batch_size: int, rollout_steps: int) -> Any:
-    """Return the plan's options of the algorithm for one update with one batch, and next to no replay memory."""
+    """Return the plan's algorithm options, reduced to one update with one batch and a minimal replay memory."""
     small = {
         "batch_size": batch_size,
         "rollout_steps": rollout_steps,
@@ -240,7 +240,7 @@ def _small(plan: Plan, num_envs: int, batch_size: int, rollout_steps: int) -> An
 
 
 def _rows(config: Any) -> int:
-    """Return how many steps fill a replay memory enough to sample from it; none without one."""
+    """Return the steps needed before a replay memory can be sampled; 0 without one."""
     return getattr(config, "n_step", 1) + 2 if hasattr(config, "replay") else 0
 
 

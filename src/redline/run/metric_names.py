@@ -1,4 +1,4 @@
-"""Names of metrics in TensorBoard and W&B: those of Stable-Baselines3 where it has one.
+"""Names of metrics in TensorBoard and W&B: those of Stable-Baselines3 where they exist.
 
 `metrics.jsonl` keeps the plain names, the keys here.
 """
@@ -46,10 +46,10 @@ NAMES = {  # plain name -> name in TensorBoard and W&B
 
 
 def to_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log record by their names in TensorBoard and W&B.
+    """Return the numbers of a log record, keyed by their names in TensorBoard and W&B.
 
-    Entropy becomes SB3's entropy loss, its negative. A name that contains a slash is kept, and every other one without
-    an entry in NAMES is a learner's: `q_mean` becomes `train/q_mean`.
+    Entropy becomes SB3's entropy loss, its negative. Names with a slash are kept; other names without an entry in NAMES are
+    a learner's metrics: `q_mean` becomes `train/q_mean`.
     """
     scalars: dict[str, float] = {}
     for name, value in record.items():
@@ -57,7 +57,7 @@ def to_scalars(record: Mapping[str, Any]) -> dict[str, float]:
             continue
         if name == "entropy":
             scalars["train/entropy_loss"] = -value
-        elif name.startswith("queue"):  # queue, queue_max, queue_1 of the first actor, …
+        elif name.startswith("queue"):  # queue, queue_max, queue_1 for the first actor, …
             scalars[f"collect/{name}"] = value
         else:
             scalars[NAMES.get(name) or (name if "/" in name else f"train/{name}")] = value

@@ -1,4 +1,4 @@
-"""The log records of a run: metrics.jsonl always, TensorBoard and W&B on request. A failing log never stops training."""
+"""Write the log records of a run: metrics.jsonl always, TensorBoard and W&B on request. A failing log never stops training."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from redline.run import wandb_log
 from redline.run.metric_names import to_scalars
 from redline.run.run_folder import METRICS, Notify, reason
 
-_KEPT = 10_000  # records kept while a log cannot be written: hours of them
+_KEPT = 10_000  # records kept while a log cannot be written: hours of training
 _RETRY_SECONDS = 5.0  # between two attempts to write a log that fails
 _CLOSE_SECONDS = 30.0  # for the records that TensorBoard has not written at the end of training
 
 
 class Metrics:
-    """All logs of a run. Each one fails, and recovers, on its own."""
+    """All logs of a run. Each fails and recovers independently."""
 
     def __init__(
         self, run_dir: Path, env_steps: int, tensorboard: bool, notify: Notify, wandb: Mapping[str, Any] | None = None
     ) -> None:
-        """Continue after `env_steps`: drop garbled lines and those written after the checkpoint that is resumed.
+        """Continue after `env_steps`: drop garbled lines and those written after the resumed checkpoint.
 
-        wandb: the settings of the run to log to W&B; None: do not log there.
+        wandb: the settings of the run, to log to W&B; None: do not use W&B.
         """
         path = run_dir / METRICS
         _repair(path, env_steps)
@@ -50,7 +50,7 @@ class Metrics:
             self._wandb.write(to_scalars(record))
 
     def close(self) -> None:
-        """Write what is left, for a limited time."""
+        """Write the remaining records, for a limited time."""
         for log in self._logs:
             log.close()
         if self._wandb:
@@ -58,7 +58,7 @@ class Metrics:
 
 
 class NoMetrics:
-    """The logs of a rank that writes none."""
+    """Drop-in replacement for Metrics on ranks that do not log."""
 
     def write(self, record: dict[str, Any]) -> None:
         """Drop a record."""
@@ -74,7 +74,7 @@ class _Log(Protocol):
 
 
 class BufferedLog:
-    """Keeps records while they cannot be written and writes them once they can. Warns once."""
+    """A log that keeps records while they cannot be written, and writes them later. Warns once."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class BufferedLog:
         notify: Notify,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """write: writes one record, completely or not at all, or raises. name: of the log, for messages."""
+        """name: of the log, for messages. write: writes one record atomically, or raises."""
         self.name, self.notify = name, notify
         self._write, self._close = write, close
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_KEPT)
@@ -91,13 +91,13 @@ class BufferedLog:
         self._warned = False
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write the record and those that wait; while that fails, try every few seconds only."""
+        """Write the record and any waiting ones; while that fails, retry only every few seconds."""
         self._waiting.append(record)
         if self._failed_at is None or time.monotonic() - self._failed_at >= _RETRY_SECONDS:
             self._write_waiting()
 
     def close(self) -> None:
-        """Make a last attempt; say how many records are lost."""
+        """Make a last attempt and report how many records are lost."""
         self._write_waiting()
         if self._waiting:
             self.notify(f"{len(self._waiting):,} records could not be written to {self.name}.")
@@ -110,7 +110,7 @@ class BufferedLog:
                 self._write(self._waiting[0])
                 self._waiting.popleft()
             self._failed_at = None
-        except Exception as error:  # whatever a library raises: a log is no reason to stop training
+        except Exception as error:  # whatever a library raises: a failing log must not stop training
             self._failed_at = time.monotonic()
             if not self._warned:
                 self.notify(
@@ -120,7 +120,7 @@ class BufferedLog:
 
 
 class BackgroundLog:
-    """Writes records to a log in a thread of its own, so that a slow or blocked one holds nothing up."""
+    """Write records to a log in a separate thread, so that a slow or blocked log does not delay training."""
 
     def __init__(self, log: BufferedLog) -> None:
         self._log = log
@@ -134,7 +134,7 @@ class BackgroundLog:
             self._records.put_nowait(record)
 
     def close(self) -> None:
-        """Wait until everything is written, half a minute at most."""
+        """Wait until everything is written, for at most half a minute."""
         with suppress(queue.Full):
             self._records.put_nowait(None)
         self._thread.join(_CLOSE_SECONDS)
@@ -148,10 +148,10 @@ class BackgroundLog:
 
 
 class _TensorBoard:
-    """Event files in a folder, opened at the first record and again after a failure."""
+    """Event files in a folder, opened at the first record and reopened after a failure."""
 
     def __init__(self, folder: Path, env_steps: int) -> None:
-        self._folder, self._purge_step = folder, env_steps or None  # later events belong to what is trained again
+        self._folder, self._purge_step = folder, env_steps or None  # events after the checkpoint will be repeated
         self._writer: Any = None
 
     def write(self, record: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def _open_tensorboard(folder: Path, env_steps: int, notify: Notify) -> Backgroun
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
-    """Append a record as one line; on a full disk no part of it stays behind."""
+    """Append a record as one line, atomically even on a full disk."""
     reach("log")
     line = (json.dumps(finite_record(record)) + "\n").encode()
     with open(path, "ab", buffering=0) as file:
@@ -199,12 +199,12 @@ def _append(path: Path, record: dict[str, Any]) -> None:
 
 
 def finite_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with None for numbers that are NaN or infinite, which JSON does not have."""
+    """Return a record with None instead of NaN and infinity, which JSON cannot represent."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def _repair(path: Path, env_steps: int) -> None:
-    """Drop the lines of metrics.jsonl that are garbled or of later steps."""
+    """Drop the lines of metrics.jsonl that are garbled or from later steps."""
     try:
         if path.exists():
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

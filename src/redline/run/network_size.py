@@ -1,4 +1,4 @@
-"""The size of a network, from its options alone: one that cannot fit is refused before any memory is taken."""
+"""Compute the size of a network from its options, to refuse one that cannot fit before any memory is allocated."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from redline.core.records import Spec
 from redline.engine import hardware
 from redline.run.plan import Plan
 
-_SMALL = 256 << 20  # bytes: networks below are not measured, which takes seconds the first time
-_COPIES = 4  # of the weights in training, at least: themselves, gradients, and two moments of Adam
+_SMALL = 256 << 20  # bytes: smaller networks are not measured, which takes seconds the first time
+_COPIES = 4  # in training, at least: weights, gradients, and two moments of Adam
 
 
 def network_bytes(algo: Any, spec: Spec, config: Any) -> int:
-    """Return the bytes of an algorithm's network; 0 if it is small for certain, or of an unknown kind."""
+    """Return the bytes of an algorithm's network; 0 if it is certainly small, or of an unknown kind."""
     if _at_most(spec, config) < _SMALL:
         return 0
     try:
         with torch.device("meta"):  # shapes without memory
             net = algo.acting_network(spec, config)
-    except Exception:  # an algorithm from outside may need real tensors
+    except Exception:  # an external algorithm may need real tensors
         return 0
     return sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
 
 
 def check_network(plan: Plan) -> None:
-    """Raise UserError if the network's weights alone need more memory than is free on the host, or than the GPU has."""
+    """Raise UserError if training the weights alone needs more memory than is free on the host or than the GPU has."""
     needed = _COPIES * network_bytes(plan.algo, plan.rules.game.spec(plan.rules.config), plan.algo_config)
     on_gpu = plan.device.type == "cuda"
     available = int(plan.hardware.memory_gb * 2**30) if on_gpu else hardware.free_bytes(plan.device)
@@ -43,7 +43,7 @@ def check_network(plan: Plan) -> None:
 
 
 def _at_most(spec: Spec, config: Any) -> int:
-    """Return an upper bound of the bytes of all weights, by the widths of the layers."""
+    """Return an upper bound for the bytes of all weights, from the widths of the layers."""
     hidden, channels = getattr(config, "hidden", ()), getattr(config, "channels", (1,))
     outputs = (spec.num_actions + 1) * getattr(config, "atoms", 1)
     widths = (math.prod(spec.obs_shape) * max(channels), *hidden, outputs)

@@ -1,4 +1,4 @@
-"""The lines printed when training starts, and when there is nothing left to train."""
+"""The lines printed when training starts, or when there is nothing left to train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redline.run.plan import Plan, share_of
 
 
 def opening_lines(plan: Plan) -> list[str]:
-    """What will be trained, on which device, and the choices that a user may want to change."""
+    """Return the lines that describe the run, its device, and choices that a user may want to change."""
     lines = [
         f"Training {plan.settings.env} with {plan.settings.algo} on {plan.hardware.name} ({plan.device}): "
         f"{plan.num_envs:,} games at once, batch {plan.algo_config.batch_size:,}, {plan.precision}"
@@ -44,7 +44,7 @@ def opening_lines(plan: Plan) -> list[str]:
 
 
 def _describe_ranks(plan: Plan) -> str:
-    """How the work is shared between ranks."""
+    """Return a sentence about how the work is shared between ranks."""
     ranks, own = plan.ranks, share_of(plan)
     shared = ""
     if ranks.shares_device:
@@ -57,7 +57,7 @@ def _describe_ranks(plan: Plan) -> str:
 
 
 def finished_line(plan: Plan, result: dict[str, Any]) -> str:
-    """What to do with a run that has used up its budget."""
+    """Return advice for a run that has used up its budget."""
     limit = result["stopped_by"]
     value = plan.minutes if limit == "minutes" else getattr(plan.settings, limit)
     return (

@@ -1,4 +1,4 @@
-"""Typed options from words: fields of dataclasses, by name; unknown names and impossible values raise UserError."""
+"""Parse words into typed dataclass fields, by name; unknown names and impossible values raise UserError."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_value(kind: Any, text: str, key: str) -> Any:
-    """Return a value of the annotated type `kind` from the word given for the option `key`."""
+    """Return the value of the option `key`, parsed from `text` as the annotated type `kind`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         if text.lower() == "auto" and str in arguments:
@@ -81,7 +81,7 @@ def parse_value(kind: Any, text: str, key: str) -> Any:
 
 
 def check_value(kind: Any, value: Any, key: str) -> Any:
-    """Return a value that was not given as text, from Python or JSON, if it is of the annotated type `kind`."""
+    """Return a value given in Python or JSON if it has the annotated type `kind`; raise UserError otherwise."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -104,7 +104,7 @@ def check_value(kind: Any, value: Any, key: str) -> Any:
 
 
 def parse(kind: type, words: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the values of a dataclass's fields from words, by field name; text is parsed, other values are checked."""
+    """Return the values of a dataclass's fields, by name; text is parsed, other values are checked."""
     hints = typing.get_type_hints(kind)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     values = {}
@@ -118,5 +118,5 @@ def parse(kind: type, words: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def build(kind: type[T], words: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any] | None = None) -> T:
-    """Return a `kind` dataclass from words by field name, over `defaults`."""
+    """Return a `kind` dataclass from words by field name; `defaults` fill the other fields."""
     return kind(**{**(defaults or {}), **parse(kind, words, prefix)})

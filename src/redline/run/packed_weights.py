@@ -1,11 +1,11 @@
-"""Weights in a fraction of their bytes: int8 with a scale for each row, large matrices as the product of two smaller ones.
+"""Compressed weights: int8 with a scale for each row, or large matrices as the product of two smaller ones.
 
-A weight `w` may be stored in other tensors, whose names say how:
+A weight `w` may be stored as other tensors, named by the encoding:
 
     w#int8 (R, …) int8, w#scale (R,) float32     w = int8 * scale, row by row
-    w#left (M, K), w#right (K, N)                w = left @ right; both may be stored as int8 in turn
+    w#left (M, K), w#right (K, N)                w = left @ right; both may themselves be stored as int8
 
-Checkpoints of training never have such names. Reading a checkpoint restores the weights in float32.
+Training checkpoints never contain such names. Reading a checkpoint restores the weights in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 INT8, SCALE, LEFT, RIGHT = "#int8", "#scale", "#left", "#right"
 _LARGEST = 127
-_MOST = 1 << 26  # weights of a product: a run folder may come from a stranger, and small factors make a large matrix
+_MOST = 1 << 26  # weights of a product: in an untrusted run folder, small factors could produce a huge matrix
 
 
 def to_int8(name: str, weight: Tensor) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def to_int8(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by name from the tensors of a checkpoint, packed or not; ValueError for parts that do not match."""
+    """Return weights by name from a checkpoint's tensors, packed or not; raise ValueError for parts that do not match."""
     weights = dict(stored)
     for name in [name for name in weights if name.endswith(INT8)]:
         codes, scale = weights.pop(name), _other(weights, name, INT8, SCALE)
@@ -54,7 +54,7 @@ def _add(weights: dict[str, Tensor], name: str, weight: Tensor) -> None:
 
 
 def _other(weights: dict[str, Tensor], name: str, suffix: str, other: str) -> Tensor:
-    """Take the second tensor of a pair out of `weights`."""
+    """Remove the second tensor of a pair from `weights` and return it."""
     part = name.removesuffix(suffix) + other
     if part not in weights:
         raise ValueError(f"{name} comes without {part}")

@@ -1,7 +1,7 @@
-"""Evaluation during training, every so many steps: the same held-out games each time, so that scores can be compared.
+"""Evaluation every `eval_every` steps of training: the same held-out games each time, so that scores can be compared.
 
-It decides which checkpoint is the best. It depends on the weights alone, not on the clock, and changes nothing that training
-reads: a run that is repeated or continued finds the same scores.
+It decides which checkpoint is the best. It depends only on the weights, not on the clock, and does not affect training, so a
+repeated or resumed run gets the same scores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Interrupted(Exception):
 
 
 class PeriodicEvaluation:
-    """Plays the run's `eval_episodes` with the greedy policy whenever another `eval_every` steps are trained."""
+    """Play the run's `eval_episodes` with the greedy policy every `eval_every` steps."""
 
     def __init__(self, plan: Plan, session: Session, progress: Progress, evaluated_at: int) -> None:
         """Continue a run whose last evaluation was at step `evaluated_at`; 0: it had none."""
@@ -44,14 +44,14 @@ class PeriodicEvaluation:
         return bool(self.every) and self.session.env_steps // self.every > self.evaluated_at // self.every
 
     def iterations(self, count: int) -> int:
-        """At most `count` iterations: no further than the next evaluation."""
+        """Return `count` iterations, or fewer to stop at the next evaluation."""
         if not self.every:
             return count
         missing = self.every - self.session.env_steps % self.every
         return min(count, -(-missing // self.session.steps_per_iteration))
 
     def run(self, interrupted: Callable[[], Any]) -> dict[str, Any]:
-        """Evaluate; return a log record, empty if `interrupted` () became true, without a score if memory ran out."""
+        """Evaluate; return a log record: empty if `interrupted()` became true, without a score if memory ran out."""
         plan, steps, episodes = self.plan, self.session.env_steps, self.plan.settings.eval_episodes
 
         def show(done: int) -> None:
@@ -71,7 +71,7 @@ class PeriodicEvaluation:
                 graph=plan.graph,
                 notify=self.progress.say,
             ).summary()
-        except _Interrupted:  # the continued run repeats it
+        except _Interrupted:  # the resumed run repeats it
             return {}
         except Exception as error:
             if not is_out_of_memory(error):
@@ -92,5 +92,5 @@ class PeriodicEvaluation:
         return record
 
     def accept(self, record: Mapping[str, Any]) -> None:
-        """Note an evaluation that was completed, on every rank."""
+        """Record a completed evaluation; called on every rank."""
         self.evaluated_at, self.score = record["env_steps"], record.get("eval_score")

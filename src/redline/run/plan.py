@@ -1,4 +1,4 @@
-"""Plan: a run decided in every part, with the source of each setting."""
+"""Plan: a run with every setting resolved, and the source of each setting."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from redline.run.settings import Settings
 
 # Sources of settings.
 REQUESTED, HARDWARE, MEASURED = "requested", "derived from the hardware", "derived from a measurement"
-_CORES_TO_SHARE = 8  # CPU cores from which on two processes compile faster than one
+_CORES_TO_SHARE = 8  # with at least this many CPU cores, two processes compile faster than one
 DEFAULT_SOURCES = ("algorithm default", "environment default")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, decided in every part. Its numbers are those of all ranks together; `share_of` gives those of one."""
+    """A run with every setting resolved. Numbers are totals over all ranks; `share_of` returns one rank's share."""
 
     settings: Settings
     rules: Rules
@@ -52,14 +52,14 @@ class Plan:
     run_dir: Path
     curriculum: Curriculum | None
     recipe: Recipe
-    # By name of the setting (`env.NAME` for the environment's, NAME for the run's and the algorithm's): value, source
-    # (`requested`, `recipe NAME`, `default for …`, `preset NAME`, `derived from …`, `algorithm default`), and reason.
+    # Keyed by setting (`env.NAME` for the environment's, NAME for the run's and the algorithm's): value, source
+    # (`requested`, `recipe NAME`, `default for …`, `preset NAME`, `derived from …`, `algorithm default`) and reason.
     provenance: dict[str, Setting]
     ranks: Ranks = SINGLE  # the processes that train together
 
     @property
     def own_folder(self) -> Path:
-        """Where this process keeps files of its own, such as a replay file: the run folder, or a folder in it for each rank."""
+        """The folder for this process's own files, such as a replay file: the run folder, or a subfolder per rank."""
         ranks = self.ranks
         return self.run_dir / f"rank-{ranks.rank}-of-{ranks.size}" if ranks.size > 1 else self.run_dir
 
@@ -67,41 +67,41 @@ class Plan:
     def starts_uncompiled(self) -> bool:
         """Whether training begins uncompiled: on a CPU while another process compiles, on a GPU for one update.
 
-        Compiled and eager results differ by rounding, and the clock decides when the one takes over from the other: never
-        where runs must repeat.
+        Never for runs that must repeat exactly: compiled and eager results differ by rounding, and the switch between them
+        depends on the clock.
         """
         repeats = self.settings.steps is not None or self.settings.deterministic
         return not repeats and (self.shares_compilation or (self.device.type == "cpu" and self._compiles_anywhere))
 
     @property
     def shares_compilation(self) -> bool:
-        """Whether another process may compile the functions that learn, while this one compiles the step of the games.
+        """Whether another process may compile the learning functions while this one compiles the step of the games.
 
-        Modes that time kernels do so undisturbed.
+        Not with compile modes that time kernels, whose timings it would disturb.
         """
         undisturbed = self.hardware.cores >= _CORES_TO_SHARE and self.settings.compile_mode == "default"
-        # The other process does not set torch's switch for deterministic operations, which is part of its keys.
+        # The other process does not set torch's deterministic mode, which is part of the compiler's cache keys.
         same = not self.settings.deterministic
         return self.device.type == "cuda" and undisturbed and same and self._compiles_anywhere
 
     @property
     def _compiles_anywhere(self) -> bool:
-        """Whether another process can build the same session: not as a rank, nor with a replay memory in files."""
+        """Whether another process can build the same session: not with several ranks or a replay memory in files."""
         config = self.algo_config
         files = isinstance(config, UsesReplay) and replay.load(config.replay).location != Location.DEVICE
         return self.compile and self.ranks.size == 1 and not self.rules.game.ON_CPU and not files
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The reason of each setting that was chosen for the user."""
+        """Return the reason for each setting that was chosen for the user."""
         return {name: str(setting.reason) for name, setting in self.provenance.items() if setting.reason}
 
     def chosen(self) -> dict[str, Setting]:
-        """Return the settings that are not merely the defaults of the algorithm or the environment."""
+        """Return the settings that are not plain defaults of the algorithm or the environment."""
         return {name: s for name, s in self.provenance.items() if s.source not in DEFAULT_SOURCES}
 
     def name_sources(self) -> str:
-        """Return a sentence that names the settings of recipe, defaults by hardware and preset."""
+        """Return a sentence that lists the settings taken from the recipe, the hardware's defaults and the preset."""
         by_source: dict[str, list[str]] = {}
         for name, setting in sorted(self.provenance.items()):
             if setting.source.startswith(("recipe", "default for", "preset")):
@@ -110,7 +110,7 @@ class Plan:
         return f"Settings chosen for you: {'; '.join(parts)}. config.json gives the reasons." if parts else ""
 
     def describe(self) -> dict[str, Any]:
-        """Return every value, as stored in config.json and shown in `settings`."""
+        """Return every setting's value, as stored in config.json and shown in `settings`."""
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if not k.endswith("_options")}
         decided = {"num_envs": self.num_envs, "device": str(self.device), "precision": self.precision}
         decided |= {"compile": self.compile, "graph": self.graph, "threads": self.threads, "minutes": self.minutes}
@@ -134,9 +134,9 @@ class Plan:
         )
 
     def identity(self, record: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the settings that a resumed run must share, besides RESUME_FIXED of its algorithm.
+        """Return the settings that a resumed run must share, besides the algorithm's RESUME_FIXED options.
 
-        With `record`, the `describe` of another plan, return those of that plan.
+        record: the `describe()` of another plan, to return its settings instead.
         """
         record = record or self.describe()
         names = ("seed", "num_envs", "time_limit", "rules_version", "env_options")
@@ -149,9 +149,9 @@ class Plan:
 
     @property
     def identity_hash(self) -> str:
-        """A digest of `identity` and the algorithm's RESUME_FIXED options, without those at their defaults.
+        """Return a digest of `identity` and the algorithm's RESUME_FIXED options that differ from their defaults.
 
-        An option that a later version adds then leaves the digests of earlier runs as they were.
+        Defaults are left out so that an option added in a later version does not change the digests of earlier runs.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self.algo_config)}
         values = {name: getattr(self.algo_config, name) for name in self.algo.RESUME_FIXED}
@@ -160,7 +160,7 @@ class Plan:
 
 
 def share_of(plan: Plan) -> Plan:
-    """Return the part of the plan that one rank runs: of environments, batch, replay memory and actors. All are equal."""
+    """Return one rank's share of the plan: of environments, batch, replay memory and actors. All shares are equal."""
     size = plan.ranks.size
     if size == 1:
         return plan
@@ -187,5 +187,5 @@ def share_of(plan: Plan) -> Plan:
 
 
 def digest(record: Any) -> str:
-    """Return 16 hexadecimal digits that differ for different records."""
+    """Return a hash of a record: 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Let an agent play an environment of yours: a batch of `redline.make`, or a single Gymnasium environment."""
+"""Let an agent play a given environment: a batch from `redline.make`, or a single Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def play(agent: Agent, env: Any, episodes: int, seed: int = 0, sample: bool = False) -> dict[str, Any]:
-    """Return returns and lengths of the first `episodes` episodes to end, with their means."""
+    """Return the returns and lengths of the first `episodes` episodes to end, and their means."""
     if episodes < 1:
         raise UserError(f"episodes is {episodes}; expected at least 1.")
     if isinstance(env, Env):

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from redline.core import random
 from redline.run.settings import MAX_SEED as MAX_SEED
 
-HELD_OUT = 0x4E1D_0000_0000  # above any training seed: evaluation never plays a training game
+HELD_OUT = 0x4E1D_0000_0000  # above all training seeds: evaluation never plays a training game
 
 # Observations (N, …) and legal actions (N, A) bool, None where all actions are legal -> actions (N,) int64.
 Policy = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def greedy(net: nn.Module, device: torch.device) -> Policy:
-    """The policy that takes the action with the largest output; observations on any device, actions on `device`."""
+    """Return the policy that takes the action with the largest output; observations on any device, actions on `device`."""
 
     @torch.no_grad()
     def policy(obs: Tensor, legal: Tensor | None = None) -> Tensor:
@@ -27,7 +27,7 @@ def greedy(net: nn.Module, device: torch.device) -> Policy:
 
 
 def sampled(net: nn.Module, device: torch.device, seed: int) -> Policy:
-    """The policy that samples actions from the logits of `net`."""
+    """Return the policy that samples actions from the logits of `net`."""
     key, count = random.seed_key(seed, device), torch.zeros((), dtype=torch.int64, device=device)
 
     @torch.no_grad()
@@ -42,6 +42,6 @@ def sampled(net: nn.Module, device: torch.device, seed: int) -> Policy:
 
 
 def outputs(net: nn.Module, device: torch.device, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """The outputs of the network, (N, A)."""
+    """Return the outputs of the network, (N, A)."""
     outputs: Tensor = net(obs.to(device)) if legal is None else net(obs.to(device), legal.to(device))
     return outputs

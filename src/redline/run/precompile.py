@@ -1,8 +1,8 @@
-"""Compile a run's functions in another process while this one plays and learns uncompiled, or compiles others.
+"""Compile a run's functions in another process while this one plays and learns uncompiled, or compiles other functions.
 
-The process trains the same plan for one update and leaves what was compiled in torch's cache on disk, where this process
-then finds it. A thread would not do: while torch traces a function it replaces the methods of modules for the whole
-process, so that a network that runs eagerly in another thread fails.
+The other process trains the same plan for one update, which leaves the compiled code in torch's cache on disk for this process.
+A thread would not work: while torch traces a function, it replaces methods of modules for the whole process, so that a network
+running eagerly in another thread fails.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from redline.run.device_choice import cache_file, decisive, recall, remember
 from redline.run.plan import Plan, digest
 from redline.run.settings import Settings
 
-_CACHE = "compiled"  # name of the file that remembers compiled plans
-_WAIT = 10.0  # seconds in which the process must begin a function for the run to wait for it
-_PATIENCE = 1800.0  # seconds after which the process must hang
-# Parts of a plan that depend on the state of the machine, such as its free memory, and would come out differently.
+_CACHE = "compiled"  # name of the cache file that lists compiled plans
+_WAIT = 10.0  # seconds within which the process must begin a function, or the run does not wait for it
+_PATIENCE = 1800.0  # seconds after which the process is considered hung
+# Parts of a plan that depend on the state of the machine, such as free memory: the other process must not decide them anew.
 _DECIDED = ("algo_config", "num_envs", "device", "precision", "compile", "threads", "backplay", "backplay_steps")
 
 
 class Precompilation:
-    """The process that compiles a plan, unless torch's cache on disk has the plan already."""
+    """The process that compiles a plan; none is started if torch's cache on disk already has the plan."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Precompilation:
         report: Callable[[str], None],
         skip: tuple[str, ...] = (),
     ) -> None:
-        """notify: receives a message if the process fails. report: receives the function compiled now, from a thread.
+        """notify: called with a message if the process fails. report: called with each function being compiled, in a thread.
 
         skip: names of functions not to compile.
         """
@@ -62,13 +62,13 @@ class Precompilation:
         try:
             request = pickle.dumps((os.getpid(), plan.settings, decided, skip, key))
             self._process = subprocess.Popen(
-                # A module of its own as __main__ would be imported twice.
+                # With -m, the module would be imported twice, once as __main__.
                 [sys.executable, "-c", "from redline.run.precompile import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "REDLINE_FAULT": ""},
-                start_new_session=True,  # with a group of its own, which `close` ends: compilers are processes, too
+                start_new_session=True,  # a new process group, which `close` kills with all its compilers
             )
             assert self._process.stdin
             with self._process.stdin as pipe:
@@ -82,11 +82,11 @@ class Precompilation:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing to wait for: what could be compiled is on disk, or the process hangs."""
+        """Whether there is nothing to wait for: all compiled code is on disk, or the process hangs."""
         return self._process is None or self._process.poll() is not None or time.monotonic() > self._ends
 
     def wait_for(self, function: str) -> None:
-        """Wait until a function is compiled, unless it is one to skip; for one that is not begun, only a few seconds."""
+        """Wait until a function is compiled, unless it is skipped; if its compilation has not begun, only a few seconds."""
         ends = time.monotonic() + _WAIT
         while function not in (*self._skip, *self._begun[:-1]) and not self.finished:
             if function not in self._begun and time.monotonic() > ends:  # the process may have to play for long first
@@ -94,7 +94,7 @@ class Precompilation:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End the process and those that it has started; a second call does nothing."""
+        """Kill the process and those it has started; a second call does nothing."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -115,9 +115,9 @@ class Precompilation:
 
 
 def _key(plan: Plan, skip: tuple[str, ...] = ()) -> str:
-    """Return the key under which torch's cache folder is remembered once the plan is compiled.
+    """Return the key under which torch's cache folder is recorded once the plan is compiled.
 
-    Torch alone decides what it takes from that folder. Where the key is too coarse, functions are compiled when called.
+    Torch itself decides what it can reuse from that folder. If the key is too coarse, functions are compiled when called.
     """
     settings = plan.settings
     switches: list[Any] = [plan.threads, plan.backplay, plan.backplay_steps]
@@ -129,13 +129,13 @@ def _key(plan: Plan, skip: tuple[str, ...] = ()) -> str:
 
 
 def _sources(plan: Plan) -> list[Path]:
-    """Return the files of the code that is compiled: this package, and the modules of game and algorithm."""
+    """Return the source files of the compiled code: this package, and the modules of game and algorithm."""
     modules = [sys.modules[member.__module__] for member in (plan.rules.game.step, plan.algo.Learner)]
     return sorted({*Path(__file__).parents[1].rglob("*.py"), *(Path(str(module.__file__)) for module in modules)})
 
 
 def serve() -> None:
-    """Compile the plan described on standard input, and name each function on standard output."""
+    """Compile the plan pickled on standard input, and print the name of each function to standard output."""
     out, sys.stdout = sys.stdout, sys.stderr  # nothing else may write between the names
     parent, settings, decided, skip, key = pickle.load(sys.stdin.buffer)
     ignore_interrupts()
@@ -147,14 +147,14 @@ def serve() -> None:
 
 
 def _compile(settings: Settings, decided: dict[str, Any], skip: tuple[str, ...], report: Callable[[str], None]) -> bool:
-    """Train until the first update, so that every function but those to skip is compiled; return whether all could be.
+    """Train until the first update, to compile every function not in `skip`; return whether all were compiled.
 
-    One that could not is tried again where it is called, and the reason is told there.
+    The main process retries functions that failed, and reports the reason.
     """
     from redline.run.resolve import resolve
     from redline.run.session import Session
 
-    with tempfile.TemporaryDirectory() as folder:  # a session writes nothing, but reads what a run has left
+    with tempfile.TemporaryDirectory() as folder:  # empty: a session writes nothing, but would read a run's files
         settings = dataclasses.replace(settings, resume="never", run_dir=f"{folder}/run")
         plan = dataclasses.replace(resolve(settings), **decided)
         with contextlib.closing(Session(plan, lambda _: None, report)) as session:

@@ -1,4 +1,4 @@
-"""Notices of cloud machines that are about to be taken away: a file or a URL, watched while training, treated as SIGTERM.
+"""Preemption notices of cloud machines: a file or URL, polled during training and treated as SIGTERM.
 
 --preemption-notice /run/preempt                                                            a file that a script creates
 --preemption-notice http://metadata.google.internal/computeMetadata/v1/instance/preempted   Google: TRUE
@@ -19,16 +19,16 @@ from pathlib import Path
 from redline.core.errors import UserError
 from redline.run.signals import StopSignals
 
-_POLL_SECONDS = 1.0  # between two looks
+_POLL_SECONDS = 1.0  # between two checks
 _TIMEOUT = 2.0  # seconds for an answer
 _MAX_BODY = 1 << 16
-_HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}  # without them, metadata servers refuse
-_NOTHING = (b"", b"FALSE", b"NONE")  # answers that are no notice
+_HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}  # required by metadata servers
+_NOTHING = (b"", b"FALSE", b"NONE")  # responses without a notice
 
 
 @contextmanager
 def watch_for_notice(place: str | None, signals: StopSignals) -> Iterator[None]:
-    """While entered, ask `signals` to stop as by SIGTERM once the file or URL `place` has a notice. None: no watch."""
+    """While entered, stop training as on SIGTERM once the file or URL `place` has a notice. None: do not watch."""
     if place is None:
         yield
         return
@@ -57,10 +57,10 @@ def _watch(place: str, signals: StopSignals, closed: threading.Event) -> None:
 
 
 def has_notice(place: str) -> bool:
-    """Return whether the file exists, or the URL answers with something else than FALSE or NONE. Errors are no notice."""
+    """Return whether the file exists, or the URL responds with anything but FALSE or NONE. Errors are no notice."""
     if not place.startswith(("http://", "https://")):
         return Path(place).exists()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # metadata servers are no proxy's business
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # metadata servers are local: use no proxy
     try:
         with opener.open(urllib.request.Request(place, headers=_HEADERS), timeout=_TIMEOUT) as answer:
             return answer.status == 200 and answer.read(_MAX_BODY).strip().upper() not in _NOTHING

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _PLAIN_SECONDS = 10.0  # between two plain lines
-_DOT_SECONDS = 2.0  # between two dots in a pipe, which show that an activity without records goes on
+_DOT_SECONDS = 2.0  # between two dots in a pipe, which show that an activity without records is still running
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40  # characters of a sparkline
 _BAR_WIDTH = 40
@@ -41,7 +41,7 @@ _LEARNING = {  # metrics of learners -> label
 
 
 def quantity(number: float) -> str:
-    """1234567 -> 1.23 M."""
+    """Return a number with a unit: 1234567 -> 1.23 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{unit}"
@@ -49,14 +49,14 @@ def quantity(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """75 -> 1:15."""
+    """Return seconds as a duration: 75 -> 1:15."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """`values` as a line of at most `width` bars, each the mean of its part: [1, 2, 3] -> ▁▅█."""
+    """Return a line of at most `width` bars, each the mean of its part of `values`: [1, 2, 3] -> ▁▅█."""
     count = min(width, len(values))
     if not count:
         return ""
@@ -67,14 +67,14 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def _peak(record: dict[str, Any]) -> str:
-    """The peak of memory in a log record, where it has one: `, peak 1.5`."""
+    """Return the peak of memory in a log record as text, `, peak 1.5`, or an empty string."""
     return f", peak {record['memory/peak_bytes'] / 2**30:.1f}" if "memory/peak_bytes" in record else ""
 
 
 def device_use(device: torch.device) -> dict[str, float]:
-    """Memory in GB and, if NVML answers, use of the GPU in percent; on a CPU memory and CPU use of the process.
+    """Return memory in GB and, if NVML is available, GPU use in percent; on a CPU, memory and CPU use of the process.
 
-    The CPU use is that since the last call, 100 percent for each core.
+    CPU use is measured since the last call; each core counts as 100 percent.
     """
     if device.type != "cuda":
         process = _this_process(os.getpid())
@@ -82,21 +82,21 @@ def device_use(device: torch.device) -> dict[str, float]:
     import torch
 
     use = {"memory_gb": torch.cuda.memory_reserved(device) / 2**30}
-    with contextlib.suppress(Exception):  # no NVML bindings, or a driver without figures: leave it out
+    with contextlib.suppress(Exception):  # no NVML bindings, or a driver that reports nothing: leave it out
         use["gpu_percent"] = float(torch.cuda.utilization(device))
     return use
 
 
 @functools.cache
 def _this_process(pid: int) -> psutil.Process:
-    """Return the process, which remembers its CPU time between two calls."""
+    """Return the process object, cached because it measures CPU use between two calls."""
     process = psutil.Process(pid)
     process.cpu_percent()
     return process
 
 
 class _Stream:
-    """A text stream whose failures are ignored: a closed terminal or a full disk is no reason to stop training."""
+    """A text stream that ignores failures: a closed terminal or a full disk must not stop training."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -118,11 +118,12 @@ class _Stream:
 
 
 class Progress:
-    """Messages, the current activity and log records.
+    """Display of messages, the current activity and log records.
 
-    On a terminal a panel shows title, activity, progress bar with the time left, score and figures; messages stand above
-    it. In a pipe a record is a line every ten seconds, and so is the time of an activity that shows no records, with a dot
-    every two seconds in between. As a context manager it closes at the end and erases the panel after an exception.
+    On a terminal, a panel shows title, activity, progress bar with the time left, score and figures; messages appear above
+    it. In a pipe, a line is printed every ten seconds with the latest record, or with the time of an activity that shows no
+    records, and then a dot every two seconds. As a context manager it closes at the end and erases the panel after an
+    exception.
     """
 
     def __init__(
@@ -134,34 +135,34 @@ class Progress:
         erase: bool = False,
         quiet: bool = False,
     ) -> None:
-        """Arguments as of `describe`. file: to write to, standard error by default.
+        """Arguments as in `describe`. file: to write to, standard error by default.
 
-        erase: remove the panel at the end. quiet: show nothing, as a rank other than 0 does.
+        erase: remove the panel at the end. quiet: show nothing, for ranks other than 0.
         """
         self._erase = erase
         stream = _Stream(
             file or sys.stderr or io.StringIO()
-        )  # there is no standard error if it was closed before the start
+        )  # standard error is None if it was closed before the start
         self.console = Console(file=cast(TextIO, stream), highlight=False, quiet=quiet)
         self.describe(title, score_name, phases)
         self._activity, self._activity_started = "", time.monotonic()
-        self._shows_records = False  # the activity does
-        self._seconds: dict[str, float] = {}  # by activity that has ended
+        self._shows_records = False  # whether the activity does
+        self._seconds: dict[str, float] = {}  # by finished activity
         self._fraction: float | None = None  # of the current activity, None: unknown
         self._detail = ""  # of the activity: time left, or a count
         self._scores: list[float] = []
         self._figures: dict[str, str] = {}
         self._last_line = -_PLAIN_SECONDS  # when a line was written
         self._last_sign = time.monotonic()  # when a line or a dot was written
-        self._lock = threading.RLock()  # of the line of dots; a signal handler may write while the main thread does
-        self._dots = 0  # at the end of what was written
-        self._said = ""  # the last line
+        self._lock = threading.RLock()  # for the line of dots; a signal handler may write while the main thread does
+        self._dots = 0  # at the end of the current line
+        self._said = ""  # the last line written
         self._closed = threading.Event()
         self._live: Live | None = None
         if quiet:
             return
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            # Printing to the same terminal must pass through the panel; standard output elsewhere must not.
+            # Printing to the same terminal must go through the panel; redirected standard output must not.
             shared = bool(sys.stdout) and sys.stdout.isatty()
             self._live = Live(
                 console=self.console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=shared
@@ -171,7 +172,7 @@ class Progress:
             threading.Thread(target=self._report_activity, name="progress", daemon=True).start()
 
     def describe(self, title: str, score_name: str, phases: int) -> None:
-        """Set the title, the name of the score in log records and the phases of the curriculum, 0 without one."""
+        """Set the title, the name of the score in log records and the number of curriculum phases, 0 for none."""
         self.title, self.score_name, self.phases = title, score_name, phases
 
     def __enter__(self) -> Progress:
@@ -191,9 +192,9 @@ class Progress:
             self.console.print(text, soft_wrap=True, markup=False)
 
     def start_activity(self, name: str, announce: bool = False, shows_records: bool = False) -> None:
-        """Show from now on what is being done, with the time it takes.
+        """Show the name of the current activity from now on, and its elapsed time.
 
-        announce: print the name in a pipe, too. shows_records: the activity shows log records, as training does.
+        announce: print the name in a pipe too. shows_records: the activity shows log records, like training.
         """
         self._seconds = self.activity_seconds()
         self._shows_records = shows_records or name == "Training"
@@ -205,11 +206,11 @@ class Progress:
 
     @property
     def detail(self) -> str:
-        """The part of the activity that is done now, if known."""
+        """The current part of the activity, if known."""
         return self._detail
 
     def explain(self, detail: str) -> None:
-        """Show which part of the activity is done now. Any thread may call it."""
+        """Show the current part of the activity. Thread-safe."""
         self._detail = detail
 
     def activity_seconds(self) -> dict[str, float]:
@@ -220,9 +221,9 @@ class Progress:
         return self._seconds | {self._activity: spent}
 
     def count(self, done: int, total: int, unit: str) -> None:
-        """Show how much of the activity is done, and the time left once there is enough to go by.
+        """Show how much of the activity is done, and the time left once it can be estimated.
 
-        Games that start together end together: the first few say little about the rest.
+        Games that start together end together: the first few to end say little about the rest.
         """
         self._fraction, self._detail = done / total, f"{done:,} of {total:,} {unit}"
         elapsed = time.monotonic() - self._activity_started
@@ -232,7 +233,7 @@ class Progress:
     def show(self, record: dict[str, Any], fraction: float | None, seconds_left: float | None) -> None:
         """Show a log record: `env_steps`, rates, score, loss, device use, phase of the curriculum, actors.
 
-        fraction: done of the training, None before its time counts: the activity and its detail are shown instead.
+        fraction: of training that is done; None before training time counts, to show the activity and its detail instead.
         """
         left = duration(seconds_left) if seconds_left is not None else "-"
         if fraction is None:
@@ -248,7 +249,7 @@ class Progress:
             self.say("  ".join(f"{name} {value}" for name, value in self._figures.items()))
 
     def close(self) -> None:
-        """Stop refreshing; the panel stays as it is, unless it is to be erased."""
+        """Stop refreshing. The panel stays on the screen unless `erase` is set."""
         self._closed.set()
         with self._lock:
             if self._dots:
@@ -260,7 +261,7 @@ class Progress:
             self._live = None
 
     def _describe(self, record: dict[str, Any], done: str, left: str) -> dict[str, str]:
-        """The figures of a log record, by name."""
+        """Return the figures of a log record, by name."""
         figures = {
             "steps": quantity(record["env_steps"]),
             "steps/s": quantity(record["env_steps_per_second"]),
@@ -285,7 +286,7 @@ class Progress:
         return figures | {label: f"{record[name]:.3g}" for name, label in _LEARNING.items() if name in record}
 
     def _panel(self) -> Group:
-        """The live panel. Called by the refreshing thread, four times a second."""
+        """Return the live panel. Called four times a second by the refreshing thread."""
         fraction = self._fraction
         row = Table.grid(padding=(0, 2))
         row.add_row(
@@ -308,7 +309,7 @@ class Progress:
         return Group(*lines)
 
     def _report_activity(self) -> None:
-        """In a pipe: a dot every two seconds and a line every ten about an activity that shows no records."""
+        """Print a dot every two seconds and a line every ten to a pipe, during an activity that shows no records."""
         while not self._closed.wait(min(_DOT_SECONDS, _PLAIN_SECONDS) / 4 or 0.01):
             now = time.monotonic()
             with self._lock:
@@ -324,7 +325,7 @@ class Progress:
                     self.console.print(f"{' ' * bool(self._dots)}{text}", soft_wrap=True, markup=False)
                     self._dots = 0
                 elif now - self._last_sign >= _DOT_SECONDS:
-                    if not self._said.startswith(self._activity):  # dots of what?
+                    if not self._said.startswith(self._activity):  # say what the dots stand for
                         self.say(f"{self._activity}…")
                         continue
                     self._last_sign = now

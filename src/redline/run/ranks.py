@@ -1,8 +1,8 @@
-"""A run of several ranks: the share of each, what they agree on, and the checkpoint they write and read together.
+"""Runs with several ranks: their shares, joint decisions, and the checkpoint they write and read together.
 
-Numbers of a Plan are those of all ranks together. Rank r of W plays the environments r * N / W to (r + 1) * N / W - 1, with
-the random streams that they would have in one process, learns from an equal part of every batch, and keeps the replay memory
-of its own environments. Rank 0 alone touches the run folder, except for replay files.
+Numbers in a Plan are totals over all ranks. Rank r of W steps the environments r * N / W to (r + 1) * N / W - 1, with the same
+random streams as in a single process, learns from an equal part of every batch, and keeps the replay memory of its own
+environments. Only rank 0 accesses the run folder, except for replay files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from redline.run.resolve import resolve
 from redline.run.run_folder import Notify
 from redline.run.settings import Settings
 
-# Settings that may differ between ranks: they follow the machine and the GPU of each.
+# Settings that may differ between ranks, since they depend on each rank's machine and GPU.
 _OWN = ("device", "threads", "compile", "graph", "actors", "inference", "provenance", "run_dir", "resume")
 _SHARD = "replay_"  # group of a rank's replay memory in a checkpoint: replay_0, replay_1, …
 
 
 def decide(settings: Settings, ranks: Ranks) -> Plan:
-    """Return the plan of `settings`; with several ranks, the same plan on each, with the rank's own device and threads."""
+    """Return the plan of `settings`, the same on all ranks except for each rank's device and threads."""
     if not ranks.active:
         return thread_choice.decide(settings)
     if "auto" in (settings.replay_capacity, settings.algo_options.get("replay_capacity")):
@@ -55,7 +55,7 @@ def decide(settings: Settings, ranks: Ranks) -> Plan:
 
 
 def _resolve(settings: Settings, ranks: Ranks) -> Plan:
-    """Return the plan of `settings` on this rank's device; environments are a multiple of the ranks unless requested."""
+    """Return the plan of `settings` on this rank's device, with a multiple of the ranks as num_envs unless requested."""
     settings = dataclasses.replace(settings, device=str(ranks.device))
     plan = resolve(settings)
     if settings.num_envs is not None or plan.num_envs % ranks.size == 0:
@@ -64,7 +64,7 @@ def _resolve(settings: Settings, ranks: Ranks) -> Plan:
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the entries of its dictionaries as entries of its own."""
+    """Return a record with nested dictionaries flattened."""
     flat: dict[str, Any] = {}
     for name, value in record.items():
         flat |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
@@ -72,7 +72,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same(ranks: Ranks, record: Mapping[str, Any]) -> None:
-    """Raise UserError on every rank if a value of `record` differs between them, with its name and values."""
+    """Raise UserError on every rank if a value of `record` differs between ranks, with its name and values."""
     records = ranks.gather(record)
     for name, expected in records[0].items():
         for rank, other in enumerate(records):
@@ -85,7 +85,7 @@ def check_same(ranks: Ranks, record: Mapping[str, Any]) -> None:
 
 
 def check_weights(ranks: Ranks, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise UserError on every rank unless all have the same weights, optimizer state and random streams."""
+    """Raise UserError on every rank unless all ranks have the same weights, optimizer state and random streams."""
     if ranks.active:
         common = {group: _digest(tensors) for group, tensors in groups.items() if group in ("model", "optim", "rng")}
         check_same(ranks, {f"the tensors of {group}": digest for group, digest in common.items()})
@@ -104,16 +104,16 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the loop does next."""
+    """The training loop's next action."""
 
-    stopped_by: str  # reason to stop; empty: go on
+    stopped_by: str  # reason to stop; empty: continue
     save: bool  # write a checkpoint
     chunk: int  # iterations until the next log point, at most
     progress: float  # fraction of training done, which schedules and the curriculum follow
 
 
 def agree(ranks: Ranks, own: Decision) -> Decision:
-    """Return the same decision on all ranks: stop or save if any wants to; the rest by rank 0, whose clock counts."""
+    """Return the same decision on all ranks: stop or save if any rank wants to; the rest is rank 0's, whose clock counts."""
     if not ranks.active:
         return own
     decisions = [Decision(**record) for record in ranks.gather(dataclasses.asdict(own))]
@@ -122,7 +122,7 @@ def agree(ranks: Ranks, own: Decision) -> Decision:
 
 
 def merge_episode_stats(ranks: Ranks, own: dict[str, float]) -> dict[str, float]:
-    """Return the statistics of the episodes that ended on any rank, see EpisodeStats."""
+    """Return the statistics of the episodes that ended on all ranks, see EpisodeStats."""
     if not ranks.active:
         return own
     parts = [part for part in ranks.gather(own) if part["episodes"]]
@@ -149,10 +149,10 @@ def save(
     state: Mapping[str, Any],
     **how: Any,
 ) -> None:
-    """Save as Checkpoints.save does; every rank calls it with its own tensors, and rank 0 writes those of all.
+    """Save like Checkpoints.save; every rank calls it with its own tensors, and rank 0 writes them all.
 
-    Groups that all ranks share are written once, and refused if they differ. The environments of all ranks are joined in order,
-    as one process would hold them. The replay memory of each rank is a group of its own.
+    Groups that all ranks share are written once, and refused if they differ. The environments of all ranks are concatenated in
+    order, as in a single process. Each rank's replay memory is a separate group.
     """
     if not ranks.active:
         checkpoints.save(step, tensors, state, **how)
@@ -168,11 +168,11 @@ def save(
         whole["envs"] = {name: torch.cat(parts) for name, parts in gathered["envs"].items()}
         for rank in range(ranks.size if "replay" in gathered else 0):
             whole[f"{_SHARD}{rank}"] = {name: parts[rank] for name, parts in gathered["replay"].items()}
-    ranks.lead(lambda: checkpoints.save(step, whole, state, **how))  # where it fails, it does for all
+    ranks.lead(lambda: checkpoints.save(step, whole, state, **how))  # a failure is raised on all ranks
 
 
 def load_shared(ranks: Ranks, load: Callable[[], Checkpoint | None], notify: Notify) -> Checkpoint | None:
-    """Return the checkpoint that load() finds on rank 0, with the part of this rank in its groups `envs` and `replay`."""
+    """Return the checkpoint that load() finds on rank 0, with only this rank's part of the groups `envs` and `replay`."""
     if not ranks.active:
         checkpoint = load()
         return checkpoint and dataclasses.replace(checkpoint, tensors=_own_groups(ranks, checkpoint, notify))
@@ -210,7 +210,7 @@ def load_shared(ranks: Ranks, load: Callable[[], Checkpoint | None], notify: Not
 
 
 def _receive(ranks: Ranks, group: str, tensor: Tensor | None, dtype: str, shape: Sequence[int]) -> Tensor | None:
-    """Return a tensor of a checkpoint that rank 0 has read; None where it belongs to another rank."""
+    """Return a tensor of a checkpoint that rank 0 has read; None if it belongs to another rank."""
     kind = getattr(torch, dtype)
     if not group.startswith(_SHARD):
         return ranks.broadcast_tensor(tensor, shape, kind)
@@ -219,7 +219,7 @@ def _receive(ranks: Ranks, group: str, tensor: Tensor | None, dtype: str, shape:
 
 
 def _own_groups(ranks: Ranks, checkpoint: Checkpoint, notify: Notify) -> dict[str, dict[str, Tensor]]:
-    """Return a checkpoint's groups with this rank's environments and replay memory only."""
+    """Return a checkpoint's groups with only this rank's environments and replay memory."""
     groups = {name: named for name, named in checkpoint.tensors.items() if not name.startswith(_SHARD)}
     envs = groups.get("envs", {})
     groups["envs"] = {name: x.chunk(ranks.size)[ranks.rank].contiguous() for name, x in envs.items()}

@@ -1,4 +1,4 @@
-"""From requested settings to a plan, pass by pass. Each pass returns its values with source and reason."""
+"""Resolve requested settings into a plan, in several passes. Each returns its values with source and reason."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _BACKPLAY_STEPS = Setting(32, "long enough for most losses to be avoidable", "de
 
 
 def resolve(settings: Settings) -> Plan:
-    """Return the plan for `settings`: everything left open is chosen; impossible values raise UserError with the option's name.
+    """Return the plan for `settings`, with all open settings chosen; impossible values raise UserError with the option's name.
 
-    Device `auto` is the first GPU here; `device_choice.decide` measures whether the CPU is faster.
+    Device `auto` means the first GPU here; `device_choice.decide` measures whether the CPU is faster.
     """
     settings.check()
     game = load_game(settings.env)
@@ -100,7 +100,7 @@ def resolve(settings: Settings) -> Plan:
 
 
 def _requested_or(value: Any, recommended: Setting) -> Setting:
-    """Return the requested value, or the recommended setting if there is none."""
+    """Return the requested value as a setting, or the recommended setting if nothing was requested."""
     return recommended if value is None else Setting(value, "", REQUESTED)
 
 
@@ -108,7 +108,7 @@ def _requested_or(value: Any, recommended: Setting) -> Setting:
 
 
 def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Algorithm, Setting]:
-    """Return the requested algorithm; else the recommended one, or the first that has all requested options."""
+    """Return the requested algorithm, else the recommended one or the first that has all requested options."""
     if settings.algo != "auto":
         return algos.load(settings.algo), Setting(settings.algo, "", REQUESTED)
     if before := _algo_before(settings):
@@ -130,7 +130,7 @@ def _choose_algo(settings: Settings, game: Game, machine: Hardware) -> tuple[Alg
 
 
 def _algo_before(settings: Settings) -> str | None:
-    """Return the algorithm of the run that is continued in a folder given: on other hardware it might be another."""
+    """Return the algorithm of the run to resume in the given folder: other hardware might recommend a different one."""
     if settings.run_dir and settings.resume != "never":
         with suppress(OSError, ValueError, KeyError, TypeError):
             before = json.loads((Path(settings.run_dir) / CONFIG).read_text(encoding="utf-8"))
@@ -144,16 +144,16 @@ def _has(algo: Algorithm, option: str) -> bool:
 
 
 def _find_option(algo: Algorithm, shorthand: str) -> str:
-    """Return the option of an algorithm that a shorthand means, or an empty string.
+    """Return the algorithm's option that a shorthand stands for, or an empty string.
 
-    Learners from fresh rollouts call the steps between updates `rollout_steps`.
+    On-policy learners call the steps between updates `rollout_steps`.
     """
     names = (shorthand, "rollout_steps") if shorthand == "train_every" else (shorthand,)
     return next((name for name in names if name in algo.options), "")
 
 
 def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, Any]:
-    """Return the requested options of the algorithm by name, those given without its prefix included."""
+    """Return the requested options of the algorithm by name, including shorthands without its prefix."""
     requested = {name.replace("-", "_"): value for name, value in settings.algo_options.items()}
     for name in ALGO_SHORTHANDS:
         if (value := getattr(settings, name)) is not None:
@@ -167,20 +167,20 @@ def _requested_algo_options(settings: Settings, algo: Algorithm) -> dict[str, An
 def _collect_recommended(
     settings: Settings, game: Game, machine: Hardware, requested: Mapping[str, Any], run_dir: Path
 ) -> dict[str, Setting]:
-    """Return the settings recommended for this environment, algorithm and hardware that are not requested otherwise."""
+    """Return the settings recommended for this environment, algorithm and hardware, except those the user requested."""
     env_options = options.parse(game.Config, settings.env_options, "env.")
-    # With a number of actors, only they play: the environment may end its process. A continued run keeps what it measured.
+    # If actors are requested, only they play: the environment may crash its process. A resumed run keeps its measurements.
     may_play = settings.actors is None and (settings.resume == "never" or not (run_dir / CONFIG).exists())
     recommended = recipes.collect(
         recipes.Request(game, machine, settings.algo, env_options, settings.algo_options, may_play)
     )
     if "gamma" in requested:
-        recommended.pop("gamma_end", None)  # a requested discount holds for the whole training
+        recommended.pop("gamma_end", None)  # a requested discount applies to all of training
     return recommended
 
 
 def _measured_before(settings: Settings, recommended: Mapping[str, Setting], run_dir: Path) -> dict[str, Setting]:
-    """Return the scale of observations of the run that is continued: measured again, it might be another."""
+    """Return the observation scale of the run to resume: measured again, it might differ."""
     name = "env.obs_scale"
     if name in recommended and settings.resume != "never":
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -193,7 +193,7 @@ def _measured_before(settings: Settings, recommended: Mapping[str, Setting], run
 def _build_rules(
     settings: Settings, game: Game, recommended: Mapping[str, Setting]
 ) -> tuple[Rules, dict[str, Setting]]:
-    """Return the rules with requested options over recommended ones, and the source of each option."""
+    """Return the rules, with requested options overriding recommended ones, and the source of each option."""
     requested = options.parse(game.Config, settings.env_options, "env.")
     defaults = {name.removeprefix("env."): s for name, s in recommended.items() if name.startswith("env.")}
     config = options.build(game.Config, settings.env_options, "env.", {name: s.value for name, s in defaults.items()})
@@ -211,7 +211,7 @@ def _build_algo_config(
     device: torch.device,
     run_dir: Path,
 ) -> tuple[Any, dict[str, Setting]]:
-    """Return the algorithm's Config: requested options over the preset over recommended ones, then derived values."""
+    """Return the algorithm's Config, by precedence: requested options, the preset, recommended options; then derived values."""
     defaults = {name: s for name, s in recommended.items() if "." not in name and name not in RUN_SETTINGS}
     if settings.preset is not None:
         preset = _find_preset(algo, settings.preset)

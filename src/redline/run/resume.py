@@ -1,4 +1,4 @@
-"""Continue a run or start it anew: which checkpoint, whether the settings allow it, and whether it is finished already."""
+"""Resume or restart a run: choose the checkpoint, check the settings, and detect whether the run is already finished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redline.run.session import Session
 
 
 def check_run_folder(plan: Plan) -> list[str]:
-    """Refuse a folder that holds another run. Return notes about the settings that changed since it was trained."""
+    """Raise UserError if the folder holds a different run; return notes about settings changed since it was trained."""
     if plan.settings.resume == "never" or not (plan.run_dir / CONFIG).exists():
         return []
     before = read_config(plan.run_dir)
@@ -52,12 +52,12 @@ def check_run_folder(plan: Plan) -> list[str]:
 
 
 def _changed_identity(plan: Plan, before: dict[str, Any]) -> list[str]:
-    """A clause for each difference in what a continued run must share; of options, those that differ only."""
+    """Return a clause for each setting that differs although a resumed run must share it."""
     old, new = plan.identity(before), plan.identity()
     differences = []
     for name, value in new.items():
         if isinstance(value, dict) and isinstance(old[name], dict):
-            defaults = vars(plan.rules.game.Config())  # of options that are new since then
+            defaults = vars(plan.rules.game.Config())  # for options added since then
             then, now = defaults | (before.get(name) or {}), plan.describe()[name]
             prefix = name.removesuffix("_options")
             keys = [key for key in {**old[name], **value} if old[name].get(key) != value.get(key)]
@@ -68,14 +68,14 @@ def _changed_identity(plan: Plan, before: dict[str, Any]) -> list[str]:
 
 
 def _changed_options(plan: Plan, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options of the algorithm whose values differ: name -> (old, new). An option new to the run had its default."""
+    """Return the algorithm's options whose values differ: name -> (old, new). Options added since then had their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(plan.algo_config)}
     old, new = _as_json(defaults) | before["algo_options"], _as_json(plan.describe()["algo_options"])
     return {name: (old.get(name), value) for name, value in new.items() if old.get(name) != value}
 
 
 def _as_json(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as they look once written to JSON."""
+    """Return options as they would be read back from JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
@@ -84,9 +84,9 @@ _SESSION_COUNTS = ("iterations", "updates", "remembered")
 
 
 def check_state(checkpoint: Checkpoint) -> None:
-    """Raise Damaged for a checkpoint without the counts or, unless it was read for its counts only, the tensors of a run.
+    """Raise Damaged for a checkpoint without a run's counts or tensors; only counts are checked if no tensors were read.
 
-    UserError for one of a packed agent, which is whole.
+    Raise UserError for the intact checkpoint of a packed agent.
     """
     if checkpoint.manifest["resume_level"] == "L0":
         raise UserError(
@@ -115,27 +115,27 @@ def check_state(checkpoint: Checkpoint) -> None:
 
 
 def finished_result(plan: Plan, checkpoints: Checkpoints) -> dict[str, Any] | None:
-    """The result of a run that has used up its budget, None if there is something left to train. Changes nothing."""
+    """Return the result of a run that has used up its budget; None if there is something left to train. Writes nothing."""
     if plan.settings.resume not in ("auto", "must"):
         return None
     checkpoint = checkpoints.load(groups=())  # the counts suffice
     if not checkpoint or not _limit(plan, checkpoint):
         return None
-    checkpoint = checkpoints.load()  # a damaged checkpoint is not a finished run: the one before it is continued
+    checkpoint = checkpoints.load()  # verify all tensors: a run with a damaged checkpoint resumes from the one before
     if not checkpoint or not (limit := _limit(plan, checkpoint)):
         return None
     return (read_result(plan.run_dir) or _result_of(plan, checkpoint)) | {"stopped_by": limit}
 
 
 def _limit(plan: Plan, checkpoint: Checkpoint) -> str:
-    """The limit that a checkpoint has reached, or an empty string."""
+    """Return the limit that a checkpoint has reached, or an empty string."""
     state = checkpoint.state
     budget = Budget(plan.settings.steps, plan.settings.episodes, plan.minutes)
     return budget.reached(checkpoint.step, state["episodes"], state["seconds"] - state["preparation"])
 
 
 def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
-    """The result of a run whose result.json is gone, as far as its checkpoint tells."""
+    """Return the result of a run without a result.json, as far as its checkpoint contains it."""
     seconds = checkpoint.state["seconds"]
     return {
         "env": plan.settings.env,
@@ -156,9 +156,9 @@ def _result_of(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def open_session(plan: Plan, notify: Notify, report: Notify) -> Session:
-    """A session for the plan; `notify` and `report` are its own.
+    """Return a session for the plan; `notify` and `report` are passed to it.
 
-    A run that starts anew does not inherit the replay files of the one before.
+    A restarted run does not inherit the replay files of the previous one.
     """
     folder = plan.own_folder
     backups = {folder / name: folder / f".old-{name}" for name in replay.run_files()}
@@ -178,7 +178,7 @@ def open_session(plan: Plan, notify: Notify, report: Notify) -> Session:
 
 
 def load_checkpoint(plan: Plan, checkpoints: Checkpoints) -> Checkpoint | None:
-    """The checkpoint to continue from, as --resume says. Moves checkpoints that do not lead there out of the way."""
+    """Return the checkpoint to resume from, according to --resume. Later checkpoints are moved to another folder."""
     resume = plan.settings.resume
     if resume == "never":
         aside = checkpoints.set_aside()
@@ -196,5 +196,5 @@ def load_checkpoint(plan: Plan, checkpoints: Checkpoints) -> Checkpoint | None:
     checkpoint = checkpoints.load_path(resume)
     checkpoints.set_aside(after=checkpoint.step)
     if checkpoint.path.resolve().parent != checkpoints.folder.resolve():
-        checkpoints.last_step = None  # this folder has none of that step yet
+        checkpoints.last_step = None  # this folder has no checkpoint of that step yet
     return checkpoint

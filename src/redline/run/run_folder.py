@@ -1,4 +1,4 @@
-"""The run folder: config.json and result.json. Checkpoints and logs have modules of their own."""
+"""The run folder, its config.json and its result.json. Checkpoints and logs have separate modules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from redline.run import wandb_log
 from redline.run.options import check_value
 from redline.run.settings import Settings
 
-# Raised whenever a run of the version before cannot be read any more: files, options and tensors renamed or reshaped.
+# Incremented whenever runs of the previous version become unreadable: files, options or tensors renamed or reshaped.
 FORMAT_VERSION = 2
 Notify = Callable[[str], None]
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.jsonl"
-# Every file that describes one run, besides its checkpoints.
+# All files that describe one run, besides its checkpoints.
 RECORDS = (CONFIG, METRICS, RESULT, "eval.json", "live.safetensors", wandb_log.RUN_ID)
 ENV_ACTIVITY = ".env-activity"  # the environment that the training process is calling, see `envs.env_activity`
 _MAX_JSON = 16 << 20  # bytes of config.json or result.json
@@ -32,12 +32,12 @@ _CONFIG_TYPES = {"env": str, "algo": str, "env_options": dict, "algo_options": d
 def to_stderr(message: str) -> None:
     """Print one line on standard error: the default way to notify the user."""
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # a closed terminal is no reason to stop
+        with suppress(OSError, ValueError):  # a closed terminal must not stop training
             print(message, file=sys.stderr, flush=True)
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a run folder that cannot be made or written, as far as can be seen without changing anything."""
+    """Raise if a run folder cannot be created or written, as far as that is known without changing anything."""
     place = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not place.is_dir():
         why = f"{place} is a file, not a folder"
@@ -49,9 +49,9 @@ def check_writable(path: Path) -> None:
 
 
 def prepare_run_dir(path: Path | str) -> Path:
-    """Create the run folder and write a probe to it, so that a full or forbidden disk is found before any training.
+    """Create the run folder and write a probe to it, to detect a full or read-only disk before training.
 
-    Refuse a folder with links in it: writing through one would change a file outside.
+    Refuse a folder that contains links: writing through one would change a file outside.
     """
     path = Path(path)
     probe = path / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
@@ -78,12 +78,12 @@ def prepare_run_dir(path: Path | str) -> Path:
 
 
 def _leads_outside(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry of a folder is a symbolic link, or a file that has another name elsewhere."""
+    """Return whether an entry of a folder is a symbolic link, or a file with another hard link."""
     return entry.is_symlink() or (entry.is_file() and entry.stat().st_nlink > 1)
 
 
 def remove_unused(path: Path) -> None:
-    """Remove a run folder in which nothing was written but its lock."""
+    """Remove a run folder that contains nothing but its lock."""
     with suppress(OSError):
         if os.listdir(path) == [".lock"]:
             (path / ".lock").unlink()
@@ -91,13 +91,13 @@ def remove_unused(path: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """The system's reason for `error` as part of a sentence, without error number and file name."""
+    """Return the system's reason for `error` as part of a sentence, without error number and file name."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
 
 
 def explain_os_error(path: Path, error: Exception) -> str:
-    """The reason why `path` cannot be used; names the file that stands where a folder should be."""
+    """Return why `path` cannot be used, with the name of the file if there is one in place of a folder."""
     if isinstance(error, NotADirectoryError | FileExistsError):
         blocker = next((place for place in (path, *path.parents) if place.is_file()), path)
         return f"{blocker} is a file, not a folder"
@@ -105,7 +105,7 @@ def explain_os_error(path: Path, error: Exception) -> str:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write `record` atomically: a reader sees the old file or the new one, never a part."""
+    """Write `record` atomically: a reader sees the old file or the new one, never a mixture."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
@@ -117,9 +117,9 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; OSError if it is no regular file or too large, ValueError if it is not JSON.
+    """Return the content of a JSON file; raise OSError if it is not a regular file or too large, ValueError if not JSON.
 
-    A run folder may come from elsewhere: a pipe in place of a file must not block.
+    An untrusted run folder may contain a pipe instead of a file, which must not block.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
         status = os.fstat(file.fileno())
@@ -131,7 +131,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The config.json of a run; a folder without one is not a run."""
+    """Return the config.json of a run; raise UserError for a folder without one."""
     path = run_dir / CONFIG
     if not run_dir.is_dir():
         folders = [str(config.parent) for config in Path("runs").glob(f"*/{CONFIG}")]
@@ -149,7 +149,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or not all(isinstance(record.get(k), kind) for k, kind in _CONFIG_TYPES.items()):
         raise StorageError(f"{path} is not a run's config.json; restore it or train into another folder.")
     for name, kind in get_type_hints(Settings).items():
-        if name in record and not (kind is str and record[name] is None):  # settings that this run has no use for
+        if name in record and not (kind is str and record[name] is None):  # settings that this run does not use
             try:
                 check_value(kind, record[name], name)
             except UserError as error:
@@ -168,7 +168,7 @@ def write_config(run_dir: Path, settings: dict[str, Any]) -> None:
 
 
 def earlier_version(subject: str, version: int) -> UserError:
-    """The refusal of a run or checkpoint, the `subject`, that this version can no longer read."""
+    """Return the error for a run or checkpoint, the `subject`, that this version can no longer read."""
     return UserError(
         f"{subject} was written by an earlier version of Redline (format {version}, this one reads {FORMAT_VERSION}); "
         "train it anew or use that version."
@@ -176,7 +176,7 @@ def earlier_version(subject: str, version: int) -> UserError:
 
 
 def newer_version(subject: str, version: Any) -> UserError:
-    """The refusal of a run or checkpoint, the `subject`, whose format is not known here yet."""
+    """Return the error for a run or checkpoint, the `subject`, whose format is too new for this version."""
     return UserError(
         f"{subject} was written by a newer Redline (format {version}, this one reads {FORMAT_VERSION}): upgrade with "
         "pip install -U redline, or choose another --run-dir."
@@ -184,7 +184,7 @@ def newer_version(subject: str, version: Any) -> UserError:
 
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
-    """The result.json of a run, None where there is none that can be read."""
+    """Return the result.json of a run; None if it is missing or unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         record = read_json(run_dir / RESULT)
         if isinstance(record, dict):

@@ -25,13 +25,13 @@ _BETWEEN, _PLAYING, _LEARNING = (
     "between iterations",
     "playing",
     "learning",
-)  # stages of an iteration, for `end_iteration`
+)  # stages of an iteration, used by `end_iteration`
 
-_EAGER_SECONDS = 10.0  # without an update, after which functions are compiled if they can be
+_EAGER_SECONDS = 10.0  # without an update; then functions are compiled anyway
 
 
 class Session:
-    """Everything that trains, on its device. `iterate` is the hot loop: with tensor games it never waits."""
+    """Everything that trains, on its device. `iterate` is the hot loop: with tensor games it never synchronises."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class Session:
         report: Callable[[str], None] = lambda text: None,  # noqa: ARG005
         may_overlap: bool = False,
     ) -> None:
-        """notify: receives messages. report: receives a few words on what is compiled or captured now.
+        """notify: called with messages. report: called with a few words about the function being compiled or captured.
 
-        may_overlap: begin to play and learn uncompiled, and have another process compile, if the plan allows it.
+        may_overlap: start playing and learning uncompiled while another process compiles, if the plan allows it.
         """
         self.plan, self.notify, self._report = plan, notify, report
         reach("session")
-        own = share_of(plan)  # the part of this rank
+        own = share_of(plan)  # this rank's share
         micro_batches = check_memory(own)
         if plan.threads:
             torch.set_num_threads(plan.threads)
@@ -106,30 +106,30 @@ class Session:
             options, rules, envs, self.learner, plan.algo, own.algo_config, plan.device, self._fast, notify
         )
         self._build()
-        # Counters of the host: how often each was launched. The device has its own; the two are never compared.
+        # Host counters of launches. The device has its own counters; the two are never compared.
         self.iterations = 0
         self.updates = 0
         self.remembered = (
-            0  # iterations of experience the learner has; fewer than `iterations` after a resume without replay
+            0  # iterations of experience in the learner; fewer than `iterations` after a resume without replay
         )
         self.progress = 0.0  # fraction of training done, 0 to 1, which schedules follow
         self._stage = _BETWEEN  # of the iteration
         self._threads = torch.get_num_threads()
         self._precompilation: Precompilation | None = None
-        self._waits = overlaps and not shares  # for everything to be compiled by the other process, learning meanwhile
+        self._waits = overlaps and not shares  # learn uncompiled until the other process has compiled everything
         if self._waits:
             self._precompilation = Precompilation(plan, notify, report)
-            # Threads wait for each other at every operation: none should wait for the core that compiles.
+            # Threads synchronise at every operation: none should share a core with the compiler.
             torch.set_num_threads(max(self._threads - 1, 1))
         elif shares:
             self._precompilation = Precompilation(plan, notify, lambda _: None, skip=(self.collector.step.__name__,))
         self._eager_until = time.monotonic() + _EAGER_SECONDS
-        self._eager_updates = -1  # updates when functions began to be compiled
-        self._updates_before = 0  # those of the checkpoint it continues from
+        self._eager_updates = -1  # updates made before compiling began
+        self._updates_before = 0  # updates of the resumed checkpoint
 
     def _make_compiler(self) -> fast.Compiler:
         plan = self.plan
-        # Torch 2.11 tries for seconds, at every start, and then fails to combine the kernels of a game whose options change.
+        # With options that change, torch 2.11 spends seconds at every start trying to combine the game's kernels, and fails.
         options = dataclasses.replace(
             plan.recipe.compiler, combine=plan.recipe.compiler.combine and not plan.curriculum
         )
@@ -149,18 +149,18 @@ class Session:
 
     @property
     def compiling(self) -> bool:
-        """Whether all updates so far were uncompiled, as compilation was postponed."""
+        """Whether all updates so far ran uncompiled because compilation was postponed."""
         return self.compiler.postponed or self.updates == self._eager_updates
 
     def _build(self) -> None:
-        """Prepare the functions of an iteration; they compile and capture at their first calls."""
+        """Prepare the functions of an iteration; they are compiled and captured when first called."""
         # `start` may replace a collector whose steps cannot be compiled
         step = self.compiler(self.collector.step) if self.collector.on_device else lambda: self.collector.step()
         self._collect: Callable[[], None] = self._without_gradients(step)
         self._build_graphs()
 
     def _build_graphs(self) -> None:
-        """Prepare what is captured of an iteration: all of it, if playing and learning can be."""
+        """Prepare the graphs of an iteration: a single one if both playing and learning can be captured."""
         if not self.collector.on_device:
             self._collect_only: Callable[[], None] = self._play
             self._update: Callable[[], None] = self._graph(self.learner.update)
@@ -168,17 +168,17 @@ class Session:
             return
         self._update = self.learner.update
         self._collect_only = fast.Graph(self._play, self._captures, self.notify, on_capture=self._report_capture)
-        # Gradients that travel through the host split the iteration: play is captured, learning is not.
+        # Gradients that are exchanged through the host split the iteration: play is captured, learning is not.
         whole = self.plan.ranks.captures
         self._collect_and_learn = self._graph(self._play_and_learn) if whole else self._play_then_learn
 
     @property
     def _captures(self) -> bool:
-        """Whether functions are captured as CUDA graphs: not while they run uncompiled for want of compiled ones."""
+        """Whether functions are captured as CUDA graphs; not while compilation is postponed."""
         return self.plan.graph and not self.compiler.postponed
 
     def _graph(self, function: Callable[[], None]) -> fast.Graph:
-        """Return a function that learns, as a graph; where that does not fit into memory, batches are split."""
+        """Return a learning function as a graph; if it does not fit into memory, batches are split."""
         captured = self._captures and self.plan.ranks.captures
         return fast.Graph(function, captured, self.notify, self.learner.split_batches, self._report_capture)
 
@@ -189,7 +189,7 @@ class Session:
         return fast.Graph(self.compiler(function), self.plan.graph, self.notify)
 
     def _without_gradients(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that plays, in inference mode if that is on; collectors turn gradients off in any case."""
+        """Return a playing function, in inference mode if that is on; collectors disable gradients in any case."""
         return torch.inference_mode()(function) if self.plan.settings.inference_mode else function
 
     def _play(self) -> None:
@@ -229,7 +229,7 @@ class Session:
     def iterate(self, count: int, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Run `count` iterations: `rollout_steps` steps in every environment, then an update if the learner is ready.
 
-        interrupted: asked after each iteration whether to return early.
+        interrupted: called after each iteration; returns whether to stop early.
         """
         self.collector = self.collector.start(self.progress)
         for _ in range(count):
@@ -260,7 +260,7 @@ class Session:
                 return
 
     def _compile_if_due(self) -> None:
-        """Compile from now on, if there was an update, and if this run need not wait for another process to compile."""
+        """Switch to compiled functions after the first update, and once the other process has compiled them if there is one."""
         learned = self.updates > self._updates_before or time.monotonic() > self._eager_until
         waiting = self._waits and self._precompilation is not None and not self._precompilation.finished
         if not learned or waiting:
@@ -270,7 +270,7 @@ class Session:
             torch.set_num_threads(self._threads)
         self.compiler.postponed, self._eager_updates = False, self.updates
         self._build_graphs()
-        torch.cuda.empty_cache()  # compiled functions need other sizes; does nothing without a GPU
+        torch.cuda.empty_cache()  # compiled functions allocate other sizes; does nothing without a GPU
 
     def _stop_precompilation(self) -> None:
         if self._precompilation:
@@ -284,15 +284,15 @@ class Session:
         self.remembered += 1
 
     def end_iteration(self) -> None:
-        """After an exception, bring the state in line with what was done of an iteration, so that it can be saved.
+        """Make the state consistent after an exception in an iteration, so that it can be saved.
 
-        Steps of an unfinished rollout are not counted. If the update failed, the rollout was complete and is.
+        Steps of an unfinished rollout are not counted. If the update failed, the rollout was complete and is counted.
         """
         if self._stage == _LEARNING:
             self._count_iteration()
 
     def _tell_micro_batches(self, reason: str) -> None:
-        """Say that batches are split, once for each number of parts that proved to fit."""
+        """Notify the user that batches are split, once for each number of parts."""
         parts = self.learner.micro_batches
         if parts == self._told_micro_batches:
             return
@@ -304,13 +304,13 @@ class Session:
         )
 
     def _follow_curriculum(self) -> None:
-        """Enter the phase that is due. Never go back, even if a continued run has a larger budget."""
+        """Enter the phase that is due. Never go back, even if a resumed run has a larger budget."""
         curriculum = self.plan.curriculum
         if curriculum is None or (due := curriculum.at(self.progress)) <= self.phase:
             return
         recompiles = curriculum.compiles_again(self.phase, due)
         self._enter(due)
-        if self.learner.spec.afterstates:  # observations contain rewards: those in the memory would be of the old rules
+        if self.learner.spec.afterstates:  # observations contain rewards: the memory's follow the old rules
             self.learner.clear()
             self.remembered = 0
         phase = curriculum.phases[due]
@@ -331,31 +331,31 @@ class Session:
         self.phase = phase
 
     def read_metrics(self, updates: int) -> dict[str, float]:
-        """Means of the learner's metrics over the last `updates`, its current ones, and the collector's; means start over."""
+        """Return the learner's mean metrics over the last `updates`, its current ones, and the collector's; reset the means."""
         means = self.learner.read_metrics(updates) if updates else {}
         return means | self.learner.current_metrics() | self.collector.metrics()
 
     def describe_env(self, env_index: int) -> str:
-        """Return an environment that this process plays, with its seed and latest actions."""
+        """Return a description of an environment stepped by this process, with its seed and latest actions."""
         return self.collector.describe_env(env_index)
 
     def synchronize(self) -> None:
         hardware.synchronize(self.plan.device)
 
     def tensors(self, replay: bool = True) -> dict[str, dict[str, Tensor]]:
-        """The whole state in the groups of a checkpoint, without a replay memory unless `replay`."""
+        """Return the complete state in the groups of a checkpoint; `replay` includes the replay memory."""
         groups = {**self.learner.state_dict(), "envs": self.collector.tensors()}
         if not replay:
             groups.pop("replay", None)
         return groups
 
     def describe_phase(self) -> dict[str, Any]:
-        """Name and number (from 1) of the curriculum's phase; empty without a curriculum."""
+        """Return name and number (from 1) of the curriculum's phase; empty without a curriculum."""
         curriculum = self.plan.curriculum
         return {"phase": curriculum.phases[self.phase].name, "phase_number": self.phase + 1} if curriculum else {}
 
     def close(self) -> None:
-        """Release processes, threads and files. Nothing is called afterwards."""
+        """Release processes, threads and files. No method is called afterwards."""
         try:
             self._stop_precompilation()
             self.stop_playing()
@@ -363,7 +363,7 @@ class Session:
             self.learner.close()
 
     def stop_playing(self) -> None:
-        """Close the environments and return the cores of actors to this process."""
+        """Close the environments and give the actors' cores back to this process."""
         self.collector.close()
 
     def counters(self) -> dict[str, Any]:
@@ -371,7 +371,7 @@ class Session:
         return counts | self.describe_phase()
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
-        """Load a checkpoint's state in place, where captured graphs and compiled functions read it."""
+        """Load a checkpoint's state in place, into the tensors that captured graphs and compiled functions read."""
         own = self.tensors()
         for group, tensors in own.items():
             if group in groups:

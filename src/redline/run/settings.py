@@ -11,7 +11,7 @@ from redline.core.errors import UserError
 from redline.run import options
 
 DEFAULT_MINUTES = 3.0
-MAX_SEED = 2**46  # training seeds end here; larger ones are those of evaluation
+MAX_SEED = 2**46  # limit of training seeds; larger ones are reserved for evaluation
 _MINIMA = {"num_envs": 1, "accumulate": 1, "eval_episodes": 0, "eval_every": 0, "seed": 0}
 _MINIMA |= {"backplay_steps": 1, "publish": 0, "staged_rows": 0}
 _ABOVE_ZERO = (
@@ -25,8 +25,8 @@ _ABOVE_ZERO = (
     "grace",
     "rank_timeout",
 )
-_MIN_RING = 4  # rows of an actor's ring: one to write, one to read, and the one whose successor is awaited
-# Options of some algorithms that have a spelling without the algorithm's prefix: --n-step is --dqn.n_step.
+_MIN_RING = 4  # rows of an actor's ring: one being written, one being read, and one waiting for its successor
+# Algorithm options that have a shorthand without the algorithm's prefix: --n-step is --dqn.n_step.
 ALGO_SHORTHANDS = ("batch_size", "n_step", "train_every", "replay", "replay_capacity", "prioritized")
 
 
@@ -96,7 +96,7 @@ class Settings:
     algo_options: dict[str, Any] = field(default_factory=dict)  # --dqn.* and so on
 
     def check(self) -> None:
-        """Raise UserError for a value that is impossible whatever the environment and the machine."""
+        """Raise UserError for a value that is impossible for any environment and machine."""
         for name, least in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -128,13 +128,13 @@ class Settings:
 
 
 def from_words(env: str, words: dict[str, Any]) -> Settings:
-    """Return Settings from option names and words, `env.*` and the algorithm's options among them."""
+    """Return Settings from option names and words, including `env.*` and the algorithm's options."""
     from redline import algos
 
     algo = words.get("algo", Settings.algo)
     algo = _algo_of(words) if algo == "auto" else algo
     if algo != "auto" and algos.registry.locate(algo) is None:
-        algos.load(algo)  # a module from outside, or UserError
+        algos.load(algo)  # an external module, or UserError
     plain, groups = split_groups(words, algo)
     plain = {"env": env} | plain | ({} if algo == "auto" else {"algo": algo})
     for name in ("env_options", "algo_options"):
@@ -156,7 +156,7 @@ def _algo_of(words: Mapping[str, Any]) -> str:
 
 
 def split_groups(words: Mapping[str, Any], algo: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the options without a group, and those of the groups `env.` and of the algorithm, by name in the group."""
+    """Return the options without a group, and the options of each group (`env` and the algorithm), by name without prefix."""
     from redline import algos
 
     plain: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Signals during training: SIGTERM, SIGINT and SIGHUP stop it with a checkpoint, SIGUSR1 writes one and training goes on.
+"""Signals during training: SIGTERM, SIGINT and SIGHUP save a checkpoint and stop, SIGUSR1 saves one and continues.
 
 A signal sets a flag, which the training loop reads after each iteration. If an iteration does not end within the grace
 period (an environment hangs, a compiler takes minutes), the process exits and names the last good checkpoint. A thread
-measures the grace period: Python runs signal handlers in the main thread only, and not while it is in a native function.
+measures the grace period: Python runs signal handlers only in the main thread, and not while that is in a native function.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 75, "SIGHUP": 75}  # signals that stop training
 DEFAULT_GRACE = 20.0  # seconds; Kubernetes, Slurm and spot machines kill after 30 or more
 _SAVE = "SIGUSR1"
-_SAME = 0.5  # seconds in which a second signal is the first one, sent to the process and to its group
-_LAST_WORDS = 2.0  # seconds for the last message: writing it blocks if nobody reads the pipe
+_SAME = 0.5  # seconds within which a repeated signal is the same one, sent to the process and to its group
+_LAST_WORDS = 2.0  # seconds for the last message: writing to a full pipe blocks
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised by a signal that ends training at once; the exit code is the signal's."""
+    """Raised by a signal that ends training immediately; carries the signal's exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Unsaved(Enum):
-    """What would be lost if training ended now."""
+    """What would be lost if training ended now, from least to most."""
 
     NOTHING = 0
     EXPERIENCE = 1  # collected, but not learned from yet
@@ -41,11 +41,11 @@ class Unsaved(Enum):
 
 
 class StopSignals:
-    """While entered, records signals, so that the loop can stop with a checkpoint.
+    """Record signals while entered, so that the loop can stop with a checkpoint.
 
-    The first signal ends training at once if nothing is unsaved, and SIGINT also if only experience is. A second SIGINT
-    ends it at once, unless the checkpoint is being written; a third signal always does. A handler that the host program
-    had installed is called as well, and reinstalled on exit.
+    The first signal ends training immediately if nothing is unsaved; SIGINT also if only experience is unsaved. A second
+    SIGINT ends it immediately unless the checkpoint is being written; a third signal always does. Handlers installed by the
+    host program are called as well, and reinstalled on exit.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class StopSignals:
         close: Callable[[], None] = lambda: None,
         ends_process: bool = False,
     ) -> None:
-        """notify: receives the sentence that acknowledges a signal. close: closes the display before the process exits.
+        """notify: called with the sentence that acknowledges a signal. close: closes the display before the process exits.
 
-        ends_process: exit after the grace period, whatever the signal. Without it, only signals whose default is to kill
-        do so: an interrupt must not end the kernel of a notebook.
+        ends_process: exit after the grace period on any signal. Otherwise exit only on signals that would kill the process
+        by default: an interrupt must not end the kernel of a notebook.
         """
         self.caught = ""  # name of the first signal that asks to stop
         self.save_requested = False  # by SIGUSR1; reset when the checkpoint is saved
         self.unsaved = Unsaved.NOTHING
         self.circumstances = "before the first update: nothing was trained, nothing is lost"  # with nothing unsaved
         self.describe_saved: Callable[[], str] = lambda: ""  # a sentence about the last good checkpoint
-        self.before_exit: Callable[[], None] = lambda: None  # waits for a checkpoint that is nearly there
+        self.before_exit: Callable[[], None] = lambda: None  # waits for a checkpoint that is almost written
         self.notify, self.grace = notify, grace
         self._close, self._ends_process = close, ends_process
         self._saving = False
@@ -78,21 +78,21 @@ class StopSignals:
 
     @property
     def pending(self) -> bool:
-        """Whether the loop shall end its iteration early, to stop or to save."""
+        """Whether the loop should return from its iterations early, to stop or to save."""
         return bool(self.caught) or self.save_requested
 
     def loop_is_back(self) -> None:
-        """Note that the iteration has ended: the grace period is over, and the last checkpoint may take its time."""
+        """Record that the iteration has ended: the grace period no longer applies, so the last checkpoint may take its time."""
         self._saving = True
         self._back.set()
 
     def stop_if_caught(self) -> None:
-        """Raise Stopped if a signal asked to stop while there still was something to save."""
+        """Raise Stopped if a signal has asked to stop; call it once everything is saved."""
         if self.caught:
             raise self._ended_by(self.caught)
 
     def saved(self, circumstances: str) -> None:
-        """Note that everything is saved: from now on every signal ends the command at once, with these words."""
+        """Record that everything is saved: from now on, any signal ends the command immediately, with this text."""
         self._saving = False
         self._back.clear()
         self.unsaved, self.circumstances = Unsaved.NOTHING, circumstances
@@ -101,7 +101,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         global _active
-        if threading.current_thread() is not threading.main_thread():  # no other thread may set handlers
+        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             self.notify("Signals are not handled, as training does not run in the main thread: SIGTERM will not save.")
             return self
         _active = self
@@ -122,11 +122,11 @@ class StopSignals:
 
     @property
     def handled(self) -> bool:
-        """Whether signals arrive here."""
+        """Whether this object handles signals."""
         return bool(self._handlers)
 
     def _restore(self) -> None:
-        """Reinstall the handlers of the host program. One that was not installed from Python is None here."""
+        """Reinstall the handlers of the host program; None stands for one not installed from Python."""
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._handlers = {}
@@ -168,7 +168,7 @@ class StopSignals:
         self.notify(f"{name} received: stopping with a checkpoint{more}.")
 
     def _ended_by(self, name: str) -> Stopped:
-        """Return the exception that ends training with nothing unsaved."""
+        """Return the exception that ends training when nothing is unsaved."""
         subject = "Interrupted" if name == "SIGINT" else f"{name} received"
         saved = "" if name == "SIGINT" else f" {self.describe_saved()}"
         return self._stopped(f"{subject} {self.circumstances}.{saved}".rstrip())
@@ -179,7 +179,7 @@ class StopSignals:
     # -------------------------------------------------------------------------------------------------- the grace period
 
     def _listen(self) -> None:
-        """Start the thread that receives signals even while the main thread is in a native function."""
+        """Start a thread that receives signals even while the main thread is in a native function."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -200,7 +200,7 @@ class StopSignals:
     def _wait_for_signal(self, reading: int) -> None:
         stops = {int(signal.Signals[name]): name for name in EXIT_CODES}
         with open(reading, "rb", buffering=0) as pipe:
-            while number := pipe.read(1):  # to the end: the interpreter complains about a pipe that nobody reads
+            while number := pipe.read(1):  # until closed: the interpreter warns about a pipe without a reader
                 if number[0] in stops:
                     self._wait_for_loop(stops[number[0]])
 
@@ -216,7 +216,7 @@ class StopSignals:
         )
 
     def end_process(self, message: str, code: int) -> None:
-        """Say `message` and end the process, from another thread than the one that is stuck."""
+        """Print `message` and end the process; called from a thread other than the one that is stuck."""
 
         def say() -> None:
             self.before_exit()
@@ -227,7 +227,7 @@ class StopSignals:
 
 
 def exit_after(last_words: Callable[[], None], code: int, seconds: float = _LAST_WORDS) -> None:
-    """End the process at once, from any thread, after `last_words`; these get at most so many seconds."""
+    """End the process from any thread, after running `last_words` for at most `seconds`."""
     words = threading.Thread(target=last_words, daemon=True)
     words.start()
     words.join(seconds)
@@ -238,7 +238,7 @@ _active: StopSignals | None = None
 
 
 def _forget_in_child() -> None:
-    """In a forked process, restore the signal handlers: stopping it must not stop training."""
+    """Restore the signal handlers in a forked process: stopping it must not stop training."""
     if _active is not None:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""The content of a checkpoint, validated and copied to host memory, so that training goes on while it is written."""
+"""The content of a checkpoint, validated and copied to host memory, so that training continues while it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLACK = 1 << 20  # bytes of headers, folders and manifest, added when checking 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The arguments of a save, in memory that training does not touch."""
+    """The arguments of a save, copied to memory that training does not modify."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -32,7 +32,7 @@ class Snapshot:
 
 
 def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resume_level: str) -> None:
-    """Raise mistakes of the caller at once instead of in the writer thread."""
+    """Raise the caller's mistakes here instead of in the writer thread."""
     if not 0 <= step < 10**18:
         raise ValueError(f"step is {step}; expected 0 to 10**18 - 1")
     if resume_level not in RESUME_LEVELS:
@@ -48,7 +48,7 @@ def check_arguments(step: int, tensors: Mapping[str, Mapping[str, Tensor]], resu
 
 
 def check_finite(snapshot: Snapshot) -> None:
-    """Refuse weights that are NaN or infinite: no run could continue from them."""
+    """Raise ValueError for weights that are NaN or infinite: no run could continue from them."""
     groups = {group: snapshot.tensors.get(group, {}) for group in ("model", "optim")}
     if bad := first_not_finite(groups):
         raise ValueError(f"the weight '{bad}' has NaN or infinite values")
@@ -64,12 +64,12 @@ def first_not_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 
 def copy_to_host(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Contiguous CPU copies, each in memory of its own. Copies from a GPU run concurrently, through pinned memory."""
+    """Return contiguous CPU copies in separate memory. Copies from a GPU run concurrently, through pinned memory."""
     streams = set()
 
     def copy(tensor: Tensor) -> Tensor:
         if tensor.device.type == "cuda":
-            with suppress(RuntimeError):  # too little memory can be pinned: the slow copy below will do
+            with suppress(RuntimeError):  # memory cannot be pinned: use the slow copy below
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 streams.add(torch.cuda.current_stream(tensor.device))
                 return host.copy_(tensor.detach(), non_blocking=True)

@@ -1,6 +1,6 @@
 """The interquartile mean (IQM) and 95 % intervals: bootstrap of means, Wilson for shares, Poisson for counts.
 
-A bootstrap resamples the games with replacement and measures how much a figure varies. Intervals are percentiles of the
+A bootstrap resamples the games with replacement and measures how much a statistic varies. Intervals are percentiles of the
 resamples. The seed is fixed: the same games give the same interval.
 """
 
@@ -21,8 +21,8 @@ _WORK = 4_000_000  # numbers drawn per bootstrap; with more distinct values ther
 _CHUNK = 1_000_000  # numbers in memory at once
 _SEED = 0x5EED
 _TAIL = 0.025
-_Z = 1.959964  # standard deviations that hold 95 % of a normal distribution
-_FEW = 10  # with fewer wins, or fewer losses, a bootstrap of the win rate is too narrow
+_Z = 1.959964  # standard deviations around the mean that contain 95 % of a normal distribution
+_FEW = 10  # with fewer wins or losses, the bootstrap interval of a win rate is too narrow
 
 
 class Interval(NamedTuple):
@@ -33,13 +33,13 @@ class Interval(NamedTuple):
 
 
 def iqm(values: Any) -> Any:
-    """The mean of the middle half of `values` (…, n) -> (…); if n is not divisible by 4, the edges count in part."""
+    """Return the mean of the middle half of `values` (…, n) -> (…); if n is not divisible by 4, the edges count in part."""
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     return ordered @ _middle(np.ones(ordered.shape[-1]))
 
 
 def _middle(counts: NDArray[Any]) -> Values:
-    """Weights (…, K) of ascending values in the mean of the middle half, from their `counts` (…, K); they sum to 1."""
+    """Return the weights (…, K) of ascending values with `counts` (…, K) in the mean of the middle half; they sum to 1."""
     cumulated = counts.cumsum(-1)
     total = float(cumulated.flat[-1])
     inside = np.clip(cumulated, total / 4, 3 * total / 4)
@@ -48,16 +48,16 @@ def _middle(counts: NDArray[Any]) -> Values:
 
 
 def bootstrap(values: Values) -> tuple[Interval, Interval]:
-    """Intervals of the mean and of the IQM of `values` (n,). Equal values give intervals of width 0."""
+    """Return intervals of the mean and of the IQM of `values` (n,). Equal values give intervals of width 0."""
     means, middles = _resampled(values, np.random.default_rng(_SEED))
     return _percentiles(means), _percentiles(middles)
 
 
 def _resampled(values: Values, rng: np.random.Generator) -> tuple[Values, Values]:
-    """Means and IQMs of resamples of `values`, each (B,).
+    """Return the means and IQMs of resamples of `values`, each (B,).
 
-    A resample is drawn as the count of each distinct value, one multinomial draw. Scores are counts with few distinct
-    values, so a hundred thousand games cost no more than a hundred.
+    A resample is one multinomial draw of the count of each distinct value. Scores are counts with few distinct values, so a
+    hundred thousand games cost no more than a hundred.
     """
     distinct, counts = np.unique(values, return_counts=True)
     total = len(values)
@@ -78,9 +78,9 @@ def _percentiles(figures: Values) -> Interval:
 
 
 def bootstrap_mean(values: Values) -> tuple[Values, Values]:
-    """Ends (k,) of the intervals of the means over rows of `values` (n, k): n curves at k points.
+    """Return the ends (k,) of the intervals of the means over rows of `values` (n, k): n curves at k points.
 
-    With two or three rows it is the range of the rows: too narrow, and the best that so few can tell.
+    With two or three rows, the interval is the range of the rows: too narrow, but the best estimate from so few.
     """
     counts = np.random.default_rng(_SEED).multinomial(
         len(values), np.full(len(values), 1 / len(values)), size=RESAMPLES
@@ -90,7 +90,7 @@ def bootstrap_mean(values: Values) -> tuple[Values, Values]:
 
 
 def bootstrap_runs(runs: Sequence[Values]) -> tuple[Interval, Interval]:
-    """Intervals of the mean and of the IQM of the runs' means; `runs` holds the values of each run's games, (n,) each.
+    """Return intervals of the mean and of the IQM of the runs' means. runs: values of each run's games, (n,) each.
 
     A stratified bootstrap: resample the runs, then the games of each chosen run. The interval covers both the choice of
     training seeds and the choice of games.
@@ -106,9 +106,9 @@ def bootstrap_runs(runs: Sequence[Values]) -> tuple[Interval, Interval]:
 
 
 def share_interval(count: int, total: int) -> tuple[Interval, str]:
-    """The interval of the share `count` of `total`, and its method: bootstrap, or Wilson for extreme shares.
+    """Return the interval of the share `count` of `total`, and its method: bootstrap, or Wilson for extreme shares.
 
-    If all games were won, so are all resamples, and the bootstrap interval would have no width.
+    If all games were won, all resamples consist of wins, and the bootstrap interval would have no width.
     """
     if min(count, total - count) < _FEW:
         return wilson_interval(count, total), "Wilson"
@@ -118,7 +118,7 @@ def share_interval(count: int, total: int) -> tuple[Interval, str]:
 
 
 def wilson_interval(count: int, total: int) -> Interval:
-    """Wilson's score interval: the shares from which `count` of `total` is within 1.96 standard deviations."""
+    """Return Wilson's score interval: the shares for which `count` of `total` is within 1.96 standard deviations."""
     rate, square = count / total, _Z**2 / total
     centre = rate + square / 2
     reach = math.sqrt(rate * (1 - rate) * square + square**2 / 4)
@@ -127,7 +127,7 @@ def wilson_interval(count: int, total: int) -> Interval:
 
 
 def poisson_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact (Garwood) interval of the expected number of rare events when `count` were observed."""
+    """Return the exact (Garwood) interval of the expected number of rare events when `count` were observed."""
     from scipy.special import gammaincinv  # imported late: only evaluations need it, and training starts faster
 
     tail = (1 - confidence) / 2

@@ -1,4 +1,4 @@
-"""Train an agent: from settings to a run folder with the trained agent and its score. The loop is in `trainer`."""
+"""Train an agent: turn settings into a run folder with the trained agent and its score. The loop is in `trainer`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from redline.run.trainer import EXIT_CODES as EXIT_CODES
 from redline.run.trainer import Trainer
 from redline.run.watchdog import Watchdog
 
-_PENDING = "evaluation_pending"  # in result.json: the final evaluation was interrupted, and the same command repeats it
+_PENDING = "evaluation_pending"  # in result.json: the final evaluation was interrupted; the same command repeats it
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run: its folder and its results, named as the fields of `--json`."""
+    """A trained run: its folder and its results, named like the fields of `--json`."""
 
     path: Path
     result: dict[str, Any]
@@ -58,9 +58,9 @@ def train(
 ) -> Run:
     """Train with `settings`, continuing from the newest checkpoint in the run folder unless `settings.resume` differs.
 
-    progress: where to show it; closed at the end. signals: those entered already, by a program that began with them.
-    on_folder: called with the run folder once it is chosen and locked, by rank 0.
-    Started by torchrun, this process is one rank of the run; rank 0 writes the folder and evaluates.
+    progress: display to use; closed at the end. signals: a StopSignals that the caller has already entered.
+    on_folder: called by rank 0 with the run folder once it is chosen and locked.
+    If started by torchrun, this process is one rank of the run; rank 0 writes the folder and evaluates.
     """
     with (
         progress or Progress(settings.env, quiet=follows()) as progress,
@@ -101,11 +101,11 @@ def train(
             raise
         finally:
             _set_deterministic(deterministic)
-            torch.set_num_threads(threads)  # a session uses the plan's
+            torch.set_num_threads(threads)  # the session used the plan's
 
 
 def _env_activity(plan: Plan) -> AbstractContextManager[None]:
-    """Record which environment this process plays, for the next start if it ends the process; rank 0 does."""
+    """Record on rank 0 which environment is being stepped, so that the next start knows which one crashed the process."""
     in_this_process = plan.rules.game.ON_CPU and not plan.actors and plan.ranks.leads
     return env_activity.kept_in(plan.run_dir / ENV_ACTIVITY) if in_this_process else nullcontext()
 
@@ -113,9 +113,9 @@ def _env_activity(plan: Plan) -> AbstractContextManager[None]:
 def _train_within_memory(
     plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSignals, watchdog: Watchdog
 ) -> Run:
-    """Train; where memory runs out and smaller parts of batches do not help, once again from the newest checkpoint.
+    """Train; if memory runs out and splitting batches does not help, restart from the newest checkpoint.
 
-    The failed iteration may be half done, so the state in memory cannot be used. Each repetition needs a newer checkpoint.
+    The failed iteration may be half done, so the state in memory is unusable. Every restart needs a newer checkpoint.
     """
     first = newest_checkpoint(plan.run_dir)
     tried: set[str] = set()
@@ -126,7 +126,7 @@ def _train_within_memory(
             if not is_out_of_memory(error):
                 raise
             newest = newest_checkpoint(plan.run_dir)
-            if plan.settings.oom == "stop" or newest in tried or plan.ranks.active:  # other ranks would wait
+            if plan.settings.oom == "stop" or newest in tried or plan.ranks.active:  # other ranks would hang
                 raise out_of_memory(plan, newest) from error
         free_caches()
         tried.add(newest)
@@ -139,7 +139,7 @@ def _train_within_memory(
 
 
 def _train(plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSignals, watchdog: Watchdog) -> Run:
-    """Train the run in its folder, from start or checkpoint to the final evaluation. Refusals come first."""
+    """Train the run in its folder, from scratch or a checkpoint to the final evaluation, after checking that it may."""
     ranks = plan.ranks
     notes = ranks.lead(lambda: resume.check_run_folder(plan))
     identity = plan.identity_hash
@@ -170,7 +170,7 @@ def _train(plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSi
         result = finished or trainer.result(stopped_by)
         evaluates = bool(plan.settings.eval_episodes) and stopped_by not in EXIT_CODES
         if not ranks.leads:
-            if not evaluates:  # torchrun ends all ranks once it sees one fail: rank 0 writes its result first
+            if not evaluates:  # torchrun kills all ranks once one fails: rank 0 must write its result first
                 ranks.broadcast(None)
             return Run(plan.run_dir, result)
         if evaluates:
@@ -186,21 +186,21 @@ def _train(plan: Plan, lock: RunLock | None, progress: Progress, signals: StopSi
 def _evaluate_last(
     plan: Plan, session: Session, progress: Progress, signals: StopSignals, result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the result of the final evaluation. Where a signal ends it, the agent is saved and its score is missing."""
+    """Return the result of the final evaluation. If a signal ends it, the agent is already saved, without a score."""
     path = plan.run_dir / RESULT
     result.pop(_PENDING, None)
     write_json(path, result | {_PENDING: True})
     try:
-        signals.stop_if_caught()  # while the last checkpoint was written
+        signals.stop_if_caught()  # a signal came while the last checkpoint was written
         return _evaluate(plan, session, progress)
     except KeyboardInterrupt:
-        if signals.caught in ("SIGINT", ""):  # the user does without a score
+        if signals.caught in ("SIGINT", ""):  # the user does not want a score
             write_json(path, result)
         raise
 
 
 def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
-    """Return the result of the final evaluation; nothing if there is too little memory for it."""
+    """Return the result of the final evaluation; empty if there is too little memory for it."""
     try:
         return final_evaluation.evaluate_session(plan, session, progress)
     except Exception as error:
@@ -217,6 +217,6 @@ def _evaluate(plan: Plan, session: Session, progress: Progress) -> dict[str, Any
 
 
 def _set_deterministic(on: bool) -> None:
-    """Set torch's switch, if it is not set so: setting it imports the compiler, which takes seconds."""
+    """Set torch's deterministic mode only if it differs: setting it imports the compiler, which takes seconds."""
     if on != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(on)

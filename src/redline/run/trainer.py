@@ -37,7 +37,7 @@ from redline.run.trust import signed
 
 EXIT_CODES = {**SIGNAL_CODES, "actors": 70, "envs": 70, "diverged": 70}  # by `stopped_by`; 0 for a limit
 _EVALUATING = "in the evaluation: the agent is saved, without a score"
-_MAX_FAILED_SAVES = 3  # in a row; a fourth would fail as well
+_MAX_FAILED_SAVES = 3  # consecutive; a fourth would fail as well
 
 
 class Trainer:
@@ -52,7 +52,7 @@ class Trainer:
         signals: StopSignals,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        """Continue from `checkpoint`, or start at zero."""
+        """Continue from `checkpoint`, or start from scratch if it is None."""
         self.plan, self.session, self.checkpoints, self.progress = plan, session, checkpoints, progress
         self.signals = signals
         self.budget = Budget(plan.settings.steps, plan.settings.episodes, plan.minutes)
@@ -69,10 +69,10 @@ class Trainer:
         self.episodes: int = state["episodes"]
         self.clock = Clock(state["seconds"], state["preparation"])
         self.first_update: float | None = None  # seconds from the start of the process
-        self.start_seconds: dict[str, float] = {}  # by activity until training time counts, and by compiled function
-        self.last_score: float | None = None  # mean of the last log point at which an episode had ended
+        self.start_seconds: dict[str, float] = {}  # by activity before training time counts, and by compiled function
+        self.last_score: float | None = None  # mean score at the last log point with a finished episode
         self._steps_before, self._samples_before = session.env_steps, session.samples_trained
-        # Seconds, steps and samples at the first update, the first compiled one where others came before.
+        # Seconds, steps and samples at the first update; if the first ones ran uncompiled, at the first compiled update.
         self._first_updated: tuple[float, int, int] | None = None
         self._logged_updates = session.updates
         self._recorded_micro_batches = session.learner.micro_batches
@@ -84,15 +84,15 @@ class Trainer:
             state.get("rollbacks", 0),
             now=lambda: plan.ranks.broadcast(time.monotonic()),  # all ranks keep the same weights
         )
-        self._acted: int | None = int(session.learner.acted)  # None once the learner was seen to count its steps
+        self._acted: int | None = int(session.learner.acted)  # None after checking that the learner counts its steps
 
     def run(self) -> str:
-        """Train until a limit, a signal or lost actors, and save the last checkpoint; returns what ended it."""
+        """Train until a limit, a signal or a failure, save the last checkpoint, and return the reason for stopping."""
         plan, session, signals, saved_at = self.plan, self.session, self.signals, time.monotonic()
         in_foreground = plan.compile and not session.compiling
         self.progress.start_activity("Compiling" if in_foreground else "Preparing the first update")
         signals.before_exit = lambda: self.checkpoints.wait(signals.grace)
-        self._evaluate_if_due()  # where a signal interrupted it before
+        self._evaluate_if_due()  # if a signal interrupted it in the previous start
         decision = self._decide(signals.caught or self.budget.reached(*self._used()), False, 1)
         while not decision.stopped_by:
             # One step: play and learn for about a second. With tensor games nothing here waits for the device.
@@ -102,7 +102,7 @@ class Trainer:
             count = self.evaluation.iterations(count)
             try:
                 session.iterate(count, lambda: signals.pending and not plan.ranks.active)  # ranks stop together, below
-            except EnvsLost as error:  # everything learned until now is saved
+            except EnvsLost as error:  # everything learned so far is saved
                 if plan.ranks.active:  # the others wait for the rest of this iteration
                     raise
                 self.progress.say(str(error))
@@ -110,7 +110,7 @@ class Trainer:
                 decision = dataclasses.replace(decision, stopped_by=lost)
                 break
 
-            # Once a step: read the metrics, the one look at the device.
+            # Once a step: read the metrics, the only host synchronisation.
             record, seconds = self._log(*before)
             chunk = next_chunk(chunk, seconds, plan.settings.log_seconds)
             diverged = self.guard.check(record)
@@ -119,7 +119,7 @@ class Trainer:
             stopped_by = diverged or signals.caught or self.budget.reached(*self._used())
             self._check_saves()
 
-            # Once in a while, or on SIGUSR1: a checkpoint, written while training goes on.
+            # Once in a while, or on SIGUSR1: a checkpoint, written while training continues.
             due = signals.save_requested or time.monotonic() - saved_at >= 60 * plan.settings.checkpoint_minutes
             decision = self._decide(stopped_by, due and not self.guard.suspect, chunk)
             if decision.save and not decision.stopped_by:
@@ -145,19 +145,19 @@ class Trainer:
         return stopped_by
 
     def _decide(self, stopped_by: str, save: bool, chunk: int) -> Decision:
-        """Return what to do next, the same on all ranks."""
+        """Return the loop's next action, the same on all ranks."""
         progress = min(self.budget.progress(*self._used()), 1.0)
         return rank_share.agree(self.plan.ranks, Decision(stopped_by, save, chunk, progress))
 
     @contextmanager
     def saving_failures(self) -> Iterator[None]:
-        """Save what was learned when an exception ends training, and say so in the error that is raised in its place."""
+        """Save the state when an exception ends training, and raise an error that names the saved checkpoint instead."""
         try:
             yield
         except (Exception, SystemExit) as error:  # a signal handler of the host program may exit
             self.clock.stop()
             self.checkpoints.wait()
-            if is_out_of_memory(error):  # the run goes on from the newest checkpoint
+            if is_out_of_memory(error):  # the run restarts from the newest checkpoint
                 self.metrics.close()
                 raise
             saved = "" if isinstance(error, StorageError) else self._rescue()
@@ -167,8 +167,8 @@ class Trainer:
             raise training_failed(self.plan.run_dir, error, self.session.env_steps, saved) from error
 
     def _rescue(self) -> str:
-        """Save the state after an exception, in the midst of an iteration perhaps; return a sentence about it."""
-        if self.plan.ranks.active:  # the others are elsewhere
+        """Save the state after an exception, possibly in mid-iteration; return a sentence about the checkpoint."""
+        if self.plan.ranks.active:  # the other ranks cannot join a save now
             return describe_saved(self.plan.run_dir)
         try:
             self.session.end_iteration()
@@ -183,17 +183,17 @@ class Trainer:
         return describe_saved(self.plan.run_dir)
 
     def write_config(self) -> None:
-        """Write config.json; rank 0 does."""
+        """Write config.json, on rank 0 only."""
         if self.plan.ranks.leads:
             write_config(self.plan.run_dir, self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of config.json: the settings and, where batches are split to fit into memory, the parts."""
+        """Return the content of config.json: the settings and, if batches are split to fit into memory, the number of parts."""
         parts = self.session.learner.micro_batches
         return signed(self.plan.describe()) | ({"micro_batches": parts} if parts > 1 else {})
 
     def _used(self) -> tuple[int, int, float]:
-        """What of the budget is used: environment steps, episodes and seconds of training."""
+        """Return the used budget: environment steps, episodes and seconds of training."""
         return self.session.env_steps, self.episodes, self.clock.training
 
     def _log(self, started: float, steps: int, updates: int) -> tuple[dict[str, Any], float]:
@@ -210,7 +210,7 @@ class Trainer:
         if session.updates > self._logged_updates and self.first_update is None:
             self.first_update = time.time() - psutil.Process().create_time()
             if session.compiling:
-                function = self.progress.detail  # that is compiled since before the first update
+                function = self.progress.detail  # whose compilation began before the first update
                 self.progress.start_activity("Compiling", shows_records=True)
                 self.progress.explain(function or "in another process")
         if self.first_update is not None and self._first_updated is None and not session.compiling:
@@ -248,10 +248,10 @@ class Trainer:
         return record, seconds
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate if another `eval_every` steps are trained, and save the weights with their score."""
+        """Evaluate if another `eval_every` steps are done, and save the weights with their score."""
         if not self.evaluation.due:
             return
-        self.checkpoints.wait()  # this save must not be skipped because another one is under way
+        self.checkpoints.wait()  # this save must not be skipped because another is in progress
         record = self.plan.ranks.lead(lambda: self.evaluation.run(lambda: self.signals.caught))
         if record:
             self.evaluation.accept(record)
@@ -259,14 +259,14 @@ class Trainer:
             self._save(background=True)
 
     def _save(self, background: bool) -> None:
-        """Save the run; where that fails in the foreground, save it elsewhere and raise StorageError."""
+        """Save the run; if that fails in the foreground, save to the fallback folder and raise StorageError."""
         try:
             self._save_to(self.checkpoints, background)
         except (StorageError, ReportedByLeader) as error:
             raise self._save_elsewhere(str(error)) from error
 
     def _check_saves(self) -> None:
-        """Stop a run whose checkpoints fail again and again: it would train for days and lose everything."""
+        """Raise StorageError if saving fails repeatedly: the run could train for days and lose everything."""
         checkpoints = self.checkpoints
         if self.plan.ranks.lead(lambda: checkpoints.failures >= _MAX_FAILED_SAVES and not checkpoints.busy):
             raise self._save_elsewhere(
@@ -276,7 +276,7 @@ class Trainer:
     def _save_elsewhere(self, problem: str) -> UserError:
         self.signals.loop_is_back()
         if not self.plan.ranks.leads:
-            if self.plan.settings.fallback_dir is not None:  # rank 0 saves this rank's part, too
+            if self.plan.settings.fallback_dir is not None:  # rank 0 saves this rank's part too
                 self._save_to(self.checkpoints, background=False)
             return ReportedByLeader(problem, StorageError.exit_code)
         sentence = save_elsewhere(
@@ -304,7 +304,7 @@ class Trainer:
         rank_share.save(self.plan.ranks, checkpoints, session.env_steps, tensors, state, **how)
 
     def result(self, stopped_by: str) -> dict[str, Any]:
-        """The result of training, without evaluation. Speeds are those of this start, from its first update if it had more."""
+        """Return the result of training, without evaluation. Speeds cover this start, from its first update if possible."""
         plan, session = self.plan, self.session
         before = 0.0, self._steps_before, self._samples_before
         if self._first_updated and session.env_steps > self._first_updated[1]:

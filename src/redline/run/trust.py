@@ -1,10 +1,10 @@
 """Trust: whether a run folder may import code from outside Redline and Gymnasium.
 
-The config.json of a run names its environment and its algorithm. Either may be a module of the user's, which is imported
-when the run is loaded; a folder from a stranger could so run any module on the Python path. Redline therefore signs the
-names in every run it trains, with a key that never leaves the user's configuration folder. A folder whose signature does
-not match was trained elsewhere, or changed: it may use built-in and installed environments, but imports nothing else
-unless the user says `--trust`.
+A run's config.json names its environment and its algorithm. Either may be a user's module, which is imported when the run is
+loaded, so a stranger's folder could run any module on the Python path. Redline therefore signs the names in every run it
+trains, with a key that never leaves the user's configuration folder. A folder whose signature does not match was trained
+elsewhere or modified: it may use built-in and installed environments, but imports nothing else unless the user passes
+`--trust`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _KEY_BYTES = 32
 
 
 def outside_code(config: Mapping[str, Any]) -> list[str]:
-    """Return the parts of a run's config that would run code from outside, as words for a message."""
+    """Return the parts of a run's config that would import outside code, as phrases for a message."""
     env, algo = str(config.get("env", "")), str(config.get("algo", ""))
     parts = []
     kind, _, name = env.partition(":")
     if kind in CPU_ENVS:
         if ":" in name:
             parts.append(f"the module '{name.rpartition(':')[0]}' of {env}")
-        elif kwargs := (config.get("env_options") or {}).get("kwargs"):  # a constructor may import what it is given
+        elif kwargs := (config.get("env_options") or {}).get("kwargs"):  # a constructor may import modules it is given
             parts.append(f"the constructor arguments {', '.join(map(str, kwargs))} of {env}")
     elif env not in games.names():
         parts.append(f"the game '{env}'")
@@ -46,13 +46,13 @@ def outside_code(config: Mapping[str, Any]) -> list[str]:
 
 
 def signed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's config with a signature, if it names code from outside and this user can keep a key."""
+    """Return a run's config, with a signature if it names outside code and this user can store a key."""
     key = _key(create=True) if outside_code(config) else None
     return config if key is None else config | {SIGNATURE: _sign(config, key)}
 
 
 def check_trust(run_dir: Path, config: Mapping[str, Any], trust: bool) -> None:
-    """Raise UserError if a run that was not trained by this user would import code from outside."""
+    """Raise UserError if a run that was not trained by this user would import outside code, unless `trust`."""
     parts = outside_code(config)
     if trust or not parts:
         return
@@ -73,8 +73,8 @@ def _sign(config: Mapping[str, Any], key: bytes) -> str:
 
 
 def _key(create: bool) -> bytes | None:
-    """Return the user's signing key, made on first use; None if there is none, or if others could have written it."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+    """Return the user's signing key, created on first use; None if there is none or others could have written it."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: no home folder
         folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
         path = (folder if folder.is_absolute() else Path.home() / ".config") / "redline" / "signing-key"
         if create and not path.exists():
@@ -84,7 +84,7 @@ def _key(create: bool) -> bytes | None:
             with os.fdopen(fd, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
             try:
-                os.link(part, path)  # never replaces a key that another process made meanwhile
+                os.link(part, path)  # never replaces a key created by another process
             except FileExistsError:
                 pass
             finally:

@@ -1,4 +1,4 @@
-"""Log records for Weights & Biases (`--wandb`), sent by a thread of their own."""
+"""Send log records to Weights & Biases (`--wandb`) in a separate thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-RUN_ID = "wandb-id"  # file in the run folder: a continued run continues its W&B run
+RUN_ID = "wandb-id"  # file in the run folder: a resumed run continues its W&B run
 _PROJECT = "redline"  # unless WANDB_PROJECT names another
-_KEPT = 10_000  # records that wait to be sent: hours of them
-_CLOSE_SECONDS = 30.0  # for what is left to send at the end of training
+_KEPT = 10_000  # records waiting to be sent: hours of training
+_CLOSE_SECONDS = 30.0  # for the records left to send at the end of training
 _OFFLINE = ("offline", "dryrun")
 
 
 def open_wandb(run_dir: Path, config: Mapping[str, Any], notify: Callable[[str], None]) -> WandbLog | None:
-    """Return the log of a run; None, after one sentence, where W&B is not installed, disabled or without an account."""
+    """Return the log of a run; None, with a message, if W&B is not installed, disabled or without an account."""
     mode = os.environ.get("WANDB_MODE", "")
     if importlib.util.find_spec("wandb") is None:
         notify("W&B is not installed, so nothing is logged there; install it with pip install 'redline[wandb]'.")
@@ -50,7 +50,7 @@ def _has_account() -> bool:
 
 
 class WandbLog:
-    """A W&B run. Neither a slow import nor an unreachable server holds training up, and no failure stops it."""
+    """A W&B run. Slow imports and unreachable servers do not delay training, and failures do not stop it."""
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], notify: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.notify = run_dir, config, notify
@@ -65,7 +65,7 @@ class WandbLog:
                 self._scalars.put_nowait(scalars)
 
     def close(self) -> None:
-        """Send what is queued, for half a minute at most."""
+        """Send the queued scalars, for at most half a minute."""
         with suppress(queue.Full):
             self._scalars.put_nowait(None)
         self._thread.join(_CLOSE_SECONDS)
@@ -80,7 +80,7 @@ class WandbLog:
                 resume="allow",
                 dir=str(self.run_dir),
                 config=dict(self.config),
-                settings=wandb.Settings(silent=True, console="off"),  # the terminal belongs to the progress
+                settings=wandb.Settings(silent=True, console="off"),  # the terminal belongs to the progress display
             )
             run.define_metric("*", step_metric="time/total_timesteps")
             while (scalars := self._scalars.get()) is not None:
@@ -92,7 +92,7 @@ class WandbLog:
 
 
 def _run_id(run_dir: Path) -> str:
-    """Return the W&B id of a run folder, drawn once."""
+    """Return the W&B id of a run folder, created on first use."""
     path = run_dir / RUN_ID
     with suppress(OSError):
         return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""The mark that somebody watches a run: a file that viewers touch and training looks at. Imports no torch."""
+"""The watch mark of a run: a file that viewers touch and training checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 WATCHED = ".watched"
-_FRESH = 15.0  # seconds after which a viewer that did not come back is gone
+_FRESH = 15.0  # seconds without a touch after which a viewer is considered gone
 
 
 def watch(run_dir: Path) -> None:
-    """Say that somebody watches the run; a folder that cannot be written is watched all the same."""
+    """Mark the run as watched; do nothing if its folder cannot be written."""
     with suppress(OSError):
         descriptor = os.open(run_dir / WATCHED, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -22,7 +22,7 @@ def watch(run_dir: Path) -> None:
 
 
 def is_watched(run_dir: Path) -> bool:
-    """Say whether somebody has watched the run within the last seconds."""
+    """Return whether a viewer has watched the run in the last few seconds."""
     with suppress(OSError):
         return time.time() - os.lstat(run_dir / WATCHED).st_mtime <= _FRESH
     return False

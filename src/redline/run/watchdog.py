@@ -1,6 +1,6 @@
-"""A watchdog outside the loop that plays: it ends the process when an environment in this process hangs.
+"""A watchdog thread that ends the process when an environment in this process hangs.
 
-It is a thread, and needs Python's interpreter lock: code that hangs while it holds the lock cannot be ended from inside.
+It needs Python's global interpreter lock: code that hangs while holding the lock cannot be stopped from inside the process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from redline.run.signals import exit_after
 
 EXIT_HUNG = 70
 _POLL_SECONDS = 0.25
-_FRAMES = 12  # of the stack that is reported
+_FRAMES = 12  # of the reported stack
 
 
 class Watchdog:
-    """While entered, ends the process if one call of an environment takes longer than `allow` says.
+    """End the process if a call to an environment exceeds its timeout while entered; `allow` sets the timeout.
 
-    The report names the environment, and the line at which the thread that made the watchdog hangs.
+    The report contains the environment, and the stack of the thread that created the watchdog.
     """
 
     def __init__(self, env: str, end_process: Callable[[str, int], None]) -> None:
-        """env: its name. end_process: says a text and ends the process with an exit code; called in another thread."""
+        """env: name of the environment. end_process: prints a text and exits with a code; called in another thread."""
         self.env, self.end_process = env, end_process
         self.timeout: float = GymConfig.timeout
         self.describe: Callable[[int], str] = "environment {}".format
@@ -43,7 +43,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def allow(self, config: Any, describe: Callable[[int], str] | None = None) -> None:
-        """Allow the `timeout` of the environment's options. describe: names an environment, seed and actions by number."""
+        """Set the timeout from the environment's options. describe: returns an environment's seed and actions by index."""
         self.timeout = getattr(config, "timeout", GymConfig.timeout)
         self.describe = describe or self.describe
 
@@ -62,7 +62,7 @@ class Watchdog:
                 return
 
     def check(self) -> str:
-        """Return which environment hangs, as a sentence, or an empty string."""
+        """Return a sentence about the environment that hangs, or an empty string."""
         position, now = env_activity.position(), time.monotonic()
         if position != self._position:
             self._position, self._since = position, now
@@ -73,7 +73,7 @@ class Watchdog:
         if now - self._since <= allowed:
             return ""
         which = "an environment being made" if making else f"environment {position[1]}"
-        with suppress(Exception):  # the loop may change what is described
+        with suppress(Exception):  # the loop may change the data being described
             which = which if making else self.describe(position[1])
         return f"{self.env} hung for more than {allowed:g} seconds (--env.timeout {self.timeout:g}): {which}."
 
@@ -83,9 +83,9 @@ class Watchdog:
 
 
 def watch_command(env: str, progress: Progress, restore: Callable[[], None] = lambda: None) -> Watchdog:
-    """Return the watchdog of a command that plays `env` without training it; the process ends with a diagnosis.
+    """Return the watchdog of a command that plays `env` without training; it ends the process with a diagnosis.
 
-    progress: closed before the diagnosis is printed. restore: called as well, to leave the terminal in order.
+    progress: closed before the diagnosis is printed. restore: called next, to restore the terminal.
     """
 
     def end_process(text: str, code: int) -> None:

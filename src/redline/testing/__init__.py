@@ -1,6 +1,6 @@
-"""Check a game against the contract of `redline.games`: `check_game("my_package.twenty48")`, or `redline check` of it.
+"""Check a game against the contract of `redline.games`: `check_game("my_package.twenty48")`, or `redline check`.
 
-Every check runs with the default options and with each alternative of the options that are choices (`Literal`, `bool`).
+Every check runs with the default options and with each alternative of options that are choices (`Literal`, `bool`).
 A failure names the step, the environment and the action of the first difference.
 """
 
@@ -44,7 +44,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of all checks of a game. Printing it shows a line for each."""
+    """The outcome of all checks of a game; printed, one line per check."""
 
     game: str
     checks: tuple[Check, ...]
@@ -63,14 +63,14 @@ class Report:
         ]
 
     def lines(self) -> list[str]:
-        """Return a line for each check: passed with all options, or the failures."""
+        """Return a line for each check that passed with all options, a line for each failure, and the closing lines."""
         lines = []
         for _, group in itertools.groupby(self.checks, key=lambda check: check.name):
             lines += _lines(list(group))
         return [*lines, *self.closing_lines()]
 
     def closing_lines(self) -> list[str]:
-        """Return the lines after those of the checks: notes, and the verdict."""
+        """Return the lines that follow the checks: notes and the verdict."""
         verdict = f"{self.game} {'keeps the contract' if self.ok else 'breaks the contract'}."
         return [*(f"note   {note}" for note in self.notes), verdict]
 
@@ -87,7 +87,7 @@ def _lines(checks: list[Check]) -> list[str]:
 
 
 def variants(name: str, config: type[Any]) -> list[Variant]:
-    """Return the default options, and each alternative of the options that are choices. Impossible ones are left out."""
+    """Return the default options, and each alternative of options that are choices, except invalid combinations."""
     chosen, defaults = [Variant(name, {}, "")], config()
     for option, kind in get_type_hints(config).items():
         choices = get_args(kind) if get_origin(kind) is Literal else (False, True) if kind is bool else ()
@@ -98,7 +98,7 @@ def variants(name: str, config: type[Any]) -> list[Variant]:
 
 
 def odd_rewards(name: str, config: type[Any]) -> Variant:
-    """Return options whose rewards are no binary fractions: their sums show every difference in rounding."""
+    """Return options with rewards that are not binary fractions, so that sums reveal any difference in rounding."""
     defaults = vars(config())
     rewards = {
         name: value + 0.1 for name, value in defaults.items() if name.startswith("reward_") and type(value) is float
@@ -114,12 +114,12 @@ def check_game(
     steps: int = STEPS,
     show: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check a game, given by name or as a module, against the contract and, where there is one, against its oracle.
+    """Check a game, given by name or as a module, against the contract and, if there is one, its oracle.
 
-    oracle: an Oracle class, a module that defines one, or its import name. By default the one that belongs to the game:
-        of a built-in game its own, of `catch` the module `catch_oracle` beside it.
-    compiled: also compare the compiled step with the eager one, which takes a C++ compiler and about a minute.
-    show: receives the lines of each check as soon as it has run, for all options.
+    oracle: an Oracle class, a module that defines one, or its import name. By default the game's own: a
+        built-in game's oracle, or for a module `catch` the module `catch_oracle` next to it.
+    compiled: also compare the compiled step with the eager one; needs a C++ compiler and about a minute.
+    show: called with the lines of each check as soon as it has run with all options.
 
     Raise UserError if there is no such game or oracle, or if its module cannot be imported.
     """
@@ -164,7 +164,7 @@ def _show(show: Callable[[str], None] | None, checks: list[Check]) -> None:
 
 
 def _run(check: Callable[[Rules], None], rules: Rules) -> str:
-    """Return the sentence of a check that fails, or an empty string."""
+    """Return the failure message of a check, or an empty string if it passes."""
     try:
         with torch.no_grad():
             check(rules)

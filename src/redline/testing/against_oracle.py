@@ -1,4 +1,4 @@
-"""Compare a tensor game with its oracle, step by step, in every environment."""
+"""Compare a tensor game with its oracle in every environment, step by step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from redline.testing.play import NUM_ENVS, SEED, STEPS, Broken, Record, any_acti
 def check_oracle(
     rules: Rules, oracle: Any, num_envs: int = NUM_ENVS, steps: int = STEPS, tolerance: float = 1e-5
 ) -> None:
-    """Play the same games: State, observation, legal actions, reward, endings and score must agree after every step.
+    """Check that State, observation, legal actions, reward, endings and score match the oracle's after every step.
 
-    Integers are compared exactly, floats within `tolerance`, relative above 1. An oracle may leave out `state`, `observe`
-    and `legal`; they are not compared then. Where the spec masks actions, only legal ones are played.
+    Integers are compared exactly, floats within `tolerance`, relative above 1. An oracle may omit `state`, `observe` and
+    `legal`, which are then not compared. If the spec masks actions, only legal ones are played.
     """
     choose = legal_actions if rules.game.spec(rules.config).masked else any_actions
     records = play(rules, SEED, torch.arange(num_envs), steps, choose)
@@ -33,7 +33,7 @@ def check_oracle(
 
 
 class _Arrays(NamedTuple):
-    """What is compared of a State of N environments, as arrays (N, …)."""
+    """The compared parts of a State of N environments, as arrays (N, …)."""
 
     state: dict[str, Any]
     obs: Any
@@ -86,7 +86,7 @@ def _compare_shown(ours: _Arrays, env_index: int, player: Any, afterstates: bool
             _expect_same(f"State.{name}", x[env_index], theirs, tolerance, place)
     if hasattr(player, "observe"):
         seen, obs = player.observe(), ours.obs[env_index]
-        if afterstates:  # rows of illegal actions mean nothing
+        if afterstates:  # rows of illegal actions are arbitrary
             rows = [row for row, values in enumerate(seen) if len(values)]
             seen, obs = [seen[row] for row in rows], obs[rows]
         _expect_same("the observation", obs, seen, tolerance, place)

@@ -1,4 +1,4 @@
-"""The rules of the game contract, a function each: `check_*(rules)` raises Broken with a sentence."""
+"""The rules of the game contract, one function each: `check_*(rules)` raises Broken with a sentence if a game breaks it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from redline.testing.play import (
 
 
 def check_members(rules: Rules) -> None:
-    """Types, shapes and dtypes of all members."""
+    """Check the types, shapes and dtypes of all members."""
     games.validate(rules.game, rules.config)
 
 
 def check_purity(rules: Rules) -> None:
-    """Functions leave their inputs alone and return the same for the same inputs."""
+    """Check that functions do not modify their inputs and return the same for the same inputs."""
     game, config = rules.game, rules.config
     state = baseline(rules)[5].envs.game
     action = legal_actions(rules, state, 5, torch.arange(NUM_ENVS))
@@ -64,7 +64,7 @@ def check_purity(rules: Rules) -> None:
 
 
 def check_action_dtypes(rules: Rules) -> None:
-    """Actions may be integers of any width."""
+    """Check that actions may be integers of any width."""
     state = baseline(rules)[3].envs.game
     action = legal_actions(rules, state, 3, torch.arange(NUM_ENVS))
     expected = _tensors(rules.game.step(rules.config, state, action))
@@ -75,7 +75,7 @@ def check_action_dtypes(rules: Rules) -> None:
 
 
 def check_batch(rules: Rules) -> None:
-    """A game in a batch equals the same game alone: no reduction runs across games."""
+    """Check that a game in a batch equals the same game alone: no reduction runs across games."""
     for env_index in (0, NUM_ENVS - 1):
         alone = torch.tensor([env_index])
         compare(
@@ -84,7 +84,7 @@ def check_batch(rules: Rules) -> None:
 
 
 def check_independence(rules: Rules) -> None:
-    """A game is untouched by the actions of the others."""
+    """Check that a game is unaffected by the actions in other games."""
     other = torch.arange(NUM_ENVS) % 2 == 1
 
     def choose(rules: Rules, state: Any, t: int, env_index: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def check_independence(rules: Rules) -> None:
 
 
 def check_indices(rules: Rules) -> None:
-    """Illegal and out-of-range actions neither crash nor corrupt: the game goes on or ends, the others do not notice."""
+    """Check that illegal and out-of-range actions do no harm: the game continues or ends, and others are unaffected."""
     count = rules.game.spec(rules.config).num_actions
     wild = torch.tensor([-1, -100, count, count + 1, count + 1000])
     safe = torch.arange(NUM_ENVS) >= len(wild)
@@ -127,7 +127,7 @@ def check_indices(rules: Rules) -> None:
 
 
 def check_observations(rules: Rules) -> None:
-    """Observations keep the bounds of the spec, games differ, legal actions exist, cells are in the palette."""
+    """Check that observations are within the spec's bounds, games differ, legal actions exist and cells are in the palette."""
     records = baseline(rules)
     for t, record in enumerate(records):
         _check_seen(rules, record, t)
@@ -139,7 +139,7 @@ def check_observations(rules: Rules) -> None:
 
 
 def check_endings(rules: Rules) -> None:
-    """A won game is terminated, a truncated one is not, and only a game that says so truncates."""
+    """Check that won games are terminated, truncated ones are not, and only games with `spec.truncates` truncate."""
     spec = rules.game.spec(rules.config)
     records = baseline(rules)
     for t, (before, after) in enumerate(itertools.pairwise(records), 1):
@@ -157,7 +157,7 @@ def check_endings(rules: Rules) -> None:
 
 
 def check_hidden(rules: Rules) -> None:
-    """observe and legal read no field named in HIDDEN: replay does not store them."""
+    """Check that `observe` and `legal` read no field named in HIDDEN, which replay does not store."""
     game, config = rules.game, rules.config
     state = baseline(rules)[-1].envs.game
     obs, legal = game.observe(config, state), game.legal(config, state)
@@ -173,7 +173,7 @@ def check_hidden(rules: Rules) -> None:
 
 
 def check_live(rules: Rules) -> None:
-    """Options named in LIVE may be 0-dim tensors: the numbers are the same."""
+    """Check that options named in LIVE may be 0-dim tensors, with the same results."""
     if rules.game.LIVE:
         try:
             theirs = play(live_rules(rules, rules.game.LIVE, "cpu"))
@@ -184,7 +184,7 @@ def check_live(rules: Rules) -> None:
 
 
 def check_seeds(rules: Rules) -> None:
-    """A seed repeats its games, and two seeds give different ones."""
+    """Check that the same seed repeats its games and two seeds give different ones."""
     compare(baseline(rules), play(rules), "The same seed and actions give other games")
     other = play(rules, SEED + (1 << 40), steps=3)[-1].envs.game
     if all(map(torch.equal, baseline(rules)[3].envs.game[:-1], other[:-1])):
@@ -192,7 +192,7 @@ def check_seeds(rules: Rules) -> None:
 
 
 def check_gpu(rules: Rules, num_envs: int = NUM_ENVS, steps: int = STEPS, device: str = "cuda") -> None:
-    """The same games, bit for bit, on another device."""
+    """Check that games are the same, bit for bit, on another device."""
     env_index = torch.arange(num_envs)
     ours = play(rules, SEED, env_index, steps)
     actions = iter([record.action for record in ours[1:]])
@@ -201,7 +201,7 @@ def check_gpu(rules: Rules, num_envs: int = NUM_ENVS, steps: int = STEPS, device
 
 
 def check_compiled(rules: Rules, num_envs: int = NUM_ENVS, steps: int = STEPS) -> None:
-    """The same games, bit for bit, from the compiled step."""
+    """Check that games are the same, bit for bit, with the compiled step."""
 
     def flat(envs: EnvState, action: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         after, step = batch.step(rules, envs, action)
@@ -238,7 +238,7 @@ CHECKS: dict[str, Callable[[Rules], None]] = {
 
 
 def _check_seen(rules: Rules, record: Record, t: int = -1) -> None:
-    """Check what is seen in the new State and in the last one of episodes that ended."""
+    """Check observations and cells of the new State and of the last one of ended episodes, and the new legal actions."""
     game, config, spec = rules.game, rules.config, rules.game.spec(rules.config)
     place = f" at step {t}" if t >= 0 else " after illegal actions"
     for state in [record.envs.game] + ([] if record.step is None else [record.step.final_state]):
@@ -259,7 +259,7 @@ def _check_seen(rules: Rules, record: Record, t: int = -1) -> None:
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    """Return all tensors of a function's result, nested tuples included."""
+    """Return all tensors in a function's result, including nested tuples."""
     if isinstance(result, Tensor):
         return [result]
     return [x for part in result for x in _tensors(part)]

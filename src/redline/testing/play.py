@@ -1,4 +1,4 @@
-"""Play games for the checks: random actions that are the same in a batch of any size, and the comparison of two plays."""
+"""Play games for the checks, with random actions that are the same in a batch of any size, and compare two plays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Broken(AssertionError):
 
 
 class Record(NamedTuple):
-    """What a step of all environments led to."""
+    """One step of all environments: the action and its results."""
 
     action: Tensor  # (N,) int64
     envs: EnvState
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 def legal_actions(rules: Rules, state: Any, t: int, env_index: Tensor) -> Tensor:
-    """Return a random legal action (N,) int64 of each environment at step t, the same in a batch of any size."""
+    """Return a random legal action for each environment at step t, (N,) int64, the same in a batch of any size."""
     legal = rules.game.legal(rules.config, state)
     index = env_index.to(legal.device)
     rank = random.below(random.bits(random.seed_key(t, legal.device), index), legal.sum(1))
@@ -38,7 +38,7 @@ def legal_actions(rules: Rules, state: Any, t: int, env_index: Tensor) -> Tensor
 
 
 def any_actions(rules: Rules, state: Any, t: int, env_index: Tensor) -> Tensor:
-    """Return a random action, legal or not."""
+    """Return a random action for each environment at step t, (N,) int64, legal or not."""
     del state
     count = rules.game.spec(rules.config).num_actions
     return random.below(random.bits(random.seed_key(t), env_index), count)
@@ -53,7 +53,7 @@ def play(
     device: str = "cpu",
     step: Callable[[Rules, EnvState, Tensor], Any] = batch.step,
 ) -> list[Record]:
-    """Play the environments with these numbers and return everything, before the first step and after each."""
+    """Play the environments `env_index` and return a record from before the first step and after each step."""
     env_index = torch.arange(NUM_ENVS) if env_index is None else env_index
     envs = batch.reset(rules, env_keys(seed, env_index.to(device)))
     observe = rules.game.observe
@@ -69,14 +69,14 @@ _baseline: list[tuple[Rules, list[Record]]] = []  # the newest one
 
 
 def baseline(rules: Rules) -> list[Record]:
-    """Return NUM_ENVS environments played for STEPS steps with legal actions; kept until other rules are asked for."""
+    """Return the records of NUM_ENVS environments played for STEPS steps with legal actions, cached for the latest rules."""
     if not _baseline or _baseline[0][0] is not rules:
         _baseline[:] = [(rules, play(rules))]
     return _baseline[0][1]
 
 
 def compare(ours: list[Record], theirs: list[Record], reason: str, rows: Tensor | None = None) -> None:
-    """Raise Broken at the first difference of two plays; `rows` are the environments of `ours` that `theirs` holds."""
+    """Raise Broken at the first difference between two plays. rows: the environments of `ours` contained in `theirs`."""
     for t, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         for (field, x), y in zip(flat_record(a).items(), flat_record(b).values(), strict=True):
             x, y = (x.cpu() if rows is None else x.cpu()[rows]), y.cpu()
@@ -96,19 +96,19 @@ def flat_record(record: Record) -> dict[str, Tensor]:
 
 
 def describe_place(t: int, env_index: int, action: Tensor) -> str:
-    """Return the step, environment and action of a difference, as the middle of a sentence."""
+    """Return the step, environment and action of a difference, as part of a sentence."""
     if t == 0:
         return f"in environment {env_index} before the first step"
     return f"at step {t} in environment {env_index}, after action {int(action[env_index])}"
 
 
 def first_environment(wrong: Tensor) -> int:
-    """Return the first environment in which anything is wrong: wrong (N, …) bool."""
+    """Return the index of the first environment in which any of wrong (N, …) bool is True."""
     return int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
 
 
 def take_rows(record: Record, rows: Tensor) -> Record:
-    """Return the record of some of the environments: rows (N,) bool."""
+    """Return the record of the environments selected by rows (N,) bool."""
 
     def take(x: Tensor) -> Tensor:
         return x[rows.to(x.device)]

@@ -1,4 +1,4 @@
-"""Throughput of environments and of training on this machine: eager, compiled and graphed, and in plain Python."""
+"""Measure the throughput of environments and training on this machine: eager, compiled and graphed, and in plain Python."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from redline.run.settings import Settings
 from redline.tools.bench_figures import Figure, Use, shown, summarize
 from redline.tools.bench_options import BenchRequest
 
-_WARM_UP = 6  # calls before the clock starts: compilation, capture
-_TRAIN_ROWS = 64  # steps of each environment that the memory holds in `bench train`
+_WARM_UP = 6  # calls before the clock starts, for compilation and capture
+_TRAIN_ROWS = 64  # steps of each environment in the replay memory of `bench train`
 _REPLAY_LEARNER = {"n_step": 1, "net": "mlp", "hidden": (256, 256), "learning_starts": 0}
 _CPU_GAMES = (1, 16, 64)  # CPU environments measured at once by default
 
 
 class EnvLoop:
-    """N games in static buffers: one call observes all, steps them by random legal actions and resets those that end."""
+    """N games in static buffers: one call observes all, steps them with random legal actions and resets those that end."""
 
     def __init__(self, rules: Rules, games: int, device: torch.device, compiler: fast.Compiler, graph: bool) -> None:
         keys = batch.env_keys(0, torch.arange(games, device=device))
@@ -51,7 +51,7 @@ class EnvLoop:
 
     @torch.no_grad()
     def step(self) -> None:
-        # First, as in training: States are read from their buffers. Assigned, not copied: a copy would cost as much again.
+        # First, as in training, so that States are read from their buffers. Not copied: a copy would double the cost.
         self.obs = self.rules.game.observe(self.rules.config, self.envs.game)
         env_index = torch.arange(len(self.reward), device=self.key.device)
         draw = random.bits(random.fold(self.key, self.time), env_index)
@@ -78,7 +78,7 @@ def rates(
     warm_up: int = _WARM_UP,
     clock: Callable[[], float] | None = None,
 ) -> list[float]:
-    """Return calls per second in each of `repeats` parts of at least `seconds` in all, after `warm_up` calls."""
+    """Return calls per second in each of `repeats` parts, which last at least `seconds` in total, after `warm_up` calls."""
     clock = clock or time.perf_counter
     for _ in range(warm_up):
         call()
@@ -100,9 +100,9 @@ def rates(
 
 
 def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float | None:
-    """Return steps per second of one game in plain Python, observations included.
+    """Return steps per second of one game in plain Python, including observations.
 
-    None where the game has no oracle, or one without `observe` or, in a masked game, `legal`.
+    None if the game has no oracle, or the oracle lacks `observe` or, in a masked game, `legal`.
     """
     rules = rules or make_rules(env)
     oracle: Any = oracles.find(env)
@@ -126,7 +126,7 @@ def plain_python(env: str, seconds: float, rules: Rules | None = None) -> float 
 
 
 def bench_env(request: BenchRequest, out: TextIO) -> dict[str, Any]:
-    """Measure environments alone: steps per second by number of games and by way of running them."""
+    """Measure environments alone: steps per second by number of games and execution mode."""
     device = hardware.pick_device(request.device)
     rules = _rules(request)
     measure = functools.partial(_cpu_env_rate if rules.game.ON_CPU else _tensor_game_rate, request, rules, device)
@@ -143,7 +143,7 @@ def bench_env(request: BenchRequest, out: TextIO) -> dict[str, Any]:
 def _tensor_game_rate(
     request: BenchRequest, rules: Rules, device: torch.device, count: int, compiles: bool, graphs: bool
 ) -> Figure | None:
-    """Return env-steps per second of a tensor game; None where it fell back to another way of running."""
+    """Return env-steps per second of a tensor game; None if it fell back to another execution mode."""
     torch._dynamo.reset()
     compiler = fast.Compiler(compiles, _warn, device, recipes.compiler_options(rules.game))
     loop = EnvLoop(rules, count, device, compiler, graphs)
@@ -175,7 +175,7 @@ def _random_step(envs: GymEnvs, rng: np.random.Generator, num_actions: int) -> N
 
 
 def bench_train(request: BenchRequest, out: TextIO) -> dict[str, Any]:
-    """Measure playing and learning. A replay learner takes one gradient sample per step, others their own settings."""
+    """Measure playing and learning. Replay learners train on one sample per step; others use their own settings."""
     device, rules = hardware.pick_device(request.device), _rules(request)
     replays = "replay_capacity" in algos.load(request.algo).options
     learner = dict(_REPLAY_LEARNER) if replays else {}
@@ -206,7 +206,7 @@ def _train_rate(
     compiles: bool,
     graphs: bool,
 ) -> Figure | None:
-    """Return env-steps per second in training and the use of the device; None where it fell back to another way."""
+    """Return env-steps per second in training and device use; None if it fell back to another execution mode."""
     torch._dynamo.reset()
     fitted = {"batch_size": count, "replay_capacity": _TRAIN_ROWS * count} if replays else {}
     settings = Settings(
@@ -219,13 +219,13 @@ def _train_rate(
         graph=graphs,
         curriculum=False,
         actors=0 if rules.game.ON_CPU else None,
-        env_options=dataclasses.asdict(rules.config),  # the game's defaults, not those that train it best
+        env_options=dataclasses.asdict(rules.config),  # the game's defaults, not the recipe's
         algo_options=fitted | dict(learner),
     )
     messages: list[str] = []
     session = Session(resolve(settings), messages.append)
     try:
-        # Twice the warm-up: the first steps fill the memory before learning starts.
+        # Twice the warm-up: the first steps only fill the memory, before learning starts.
         rates(lambda: session.iterate(1), 0.0, device, 1, warm_up=2 * _WARM_UP)
         with Use(device) as use:
             per_second = rates(lambda: session.iterate(1), request.seconds, device, request.repeats, warm_up=0)
@@ -238,7 +238,7 @@ def _train_rate(
 
 
 def _rules(request: BenchRequest) -> Rules:
-    """Return the environment's rules with the options asked for."""
+    """Return the environment's rules with the requested options."""
     config = options.build(load_game(request.env).Config, request.env_options, "env.")
     return make_rules(request.env, dataclasses.asdict(config))
 
@@ -248,20 +248,20 @@ def _title(request: BenchRequest) -> str:
 
 
 def _spell(values: Mapping[str, Any]) -> str:
-    """Return options as text, each after a comma: `, hidden 256,256`."""
+    """Return options as text, each preceded by a comma: `, hidden 256,256`."""
     texts = ((name, ",".join(map(str, v)) if isinstance(v, (tuple, list)) else v) for name, v in values.items())
     return "".join(f", {name} {text}" for name, text in texts)
 
 
 def _games(request: BenchRequest, rules: Rules) -> tuple[int, ...]:
-    """Return the numbers of games, a row each; few by default where one process steps them one after the other."""
+    """Return the numbers of games, one per row; fewer by default if one process steps them one after another."""
     if rules.game.ON_CPU and request.games == BenchRequest.games:
         return _CPU_GAMES
     return request.games
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Return the date, commit, hardware and versions that every figure is stored with."""
+    """Return the date, commit, hardware and versions stored with every figure."""
     machine = hardware.detect(hardware.pick_device(device))
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -273,7 +273,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout this runs from; None outside of one."""
+    """Return the commit of the current checkout; None outside of a checkout."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
@@ -282,7 +282,7 @@ def _commit() -> str | None:
 
 
 def _ways(device: torch.device, compile: bool | None, rules: Rules | None = None) -> dict[str, tuple[bool, bool]]:
-    """Return the columns of a table: name -> (compiled, graphed). CPU environments have one."""
+    """Return the columns of a table: name -> (compiled, graphed). CPU environments have only one."""
     ways = {"eager": (False, False)}
     if rules and rules.game.ON_CPU:
         return ways
@@ -299,7 +299,7 @@ def _table(
     measure: Callable[[int, bool, bool], Figure | None],
     out: TextIO,
 ) -> list[dict[str, Any]]:
-    """Measure and print a row for each number of games, a column for each way of running, figure by figure."""
+    """Measure and print a table, figure by figure: a row per number of games, a column per execution mode."""
     if not games or min(games) < 1:
         raise UserError(f"games is {games}; expected one or more numbers of games, such as 256,4096.")
     print("  " + f"{'games':>10}" + "".join(f"{way:>16}" for way in ways), file=out, flush=True)
@@ -316,7 +316,7 @@ def _table(
 
 
 def _use(row: Mapping[str, Any]) -> str:
-    """Return the device use of the last figure of a row as text; empty where it was not measured."""
+    """Return the device use of a row's last figure as text; empty if it was not measured."""
     figure = list(row.values())[-1]
     if not isinstance(figure, dict) or "peak_bytes" not in figure:
         return ""

@@ -1,9 +1,9 @@
-"""How much of the environments' own speed training keeps: `redline bench collect`.
+"""`redline bench collect`: how much of the environments' raw speed training keeps.
 
 The table compares frames per second of the environments alone, in one process per core; of training with actor processes, with
-actions chosen in them and centrally, and of training in one process; then of the same learner over Gymnasium's AsyncVectorEnv
-and of SB3's PPO over SubprocVecEnv with the same numbers of environments, steps and epochs. The last row compares shared
-rings with a multiprocessing queue as the transport of transitions.
+actions chosen by the actors or centrally, and of training in one process; then of the same learner with Gymnasium's
+AsyncVectorEnv, and of SB3's PPO with SubprocVecEnv and the same numbers of environments, steps and epochs. The last row
+compares shared rings with a multiprocessing queue for transferring transitions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from redline.tools.bench_figures import Figure, Use, shown, summarize
 from redline.tools.bench_options import BenchRequest
 from redline.tools.bench_peers import TRANSPORT_PROCESSES, sb3_frames, train_over_gymnasium, transport
 
-_DEFAULT_ENV = "gym:CartPole-v1"  # measured where a tensor game was requested
-_READY = "ready to play"  # a worker process says so before all begin
+_DEFAULT_ENV = "gym:CartPole-v1"  # measured instead of a tensor game
+_READY = "ready to play"  # each worker process writes this before all begin
 _PEER_ALGO = "ppo"  # the algorithm that SB3 can be compared with
 
 
@@ -85,7 +85,7 @@ def bench_collect(request: BenchRequest, out: TextIO) -> dict[str, Any]:
 
 
 def _settings(request: BenchRequest) -> tuple[Settings, int]:
-    """Return the settings to train with and the number of cores."""
+    """Return the training settings and the number of cores."""
     env = request.env if load_game(request.env).ON_CPU else _DEFAULT_ENV
     settings = Settings(
         env=env,
@@ -94,7 +94,7 @@ def _settings(request: BenchRequest) -> tuple[Settings, int]:
         device=request.device,
         precision=request.precision,
         compile=request.compile,
-        backplay=0.0,  # whole episodes, as the peers play
+        backplay=0.0,  # whole episodes, like the peers
         env_options=dict(request.env_options),
         algo_options=dict(request.algo_options),
     )
@@ -104,7 +104,7 @@ def _settings(request: BenchRequest) -> tuple[Settings, int]:
 
 
 class _Table:
-    """Measures and prints rows, and keeps their figures in `record`."""
+    """Measure and print rows, and store their figures in `record`."""
 
     def __init__(self, plan: Plan, cores: int, seconds: float, out: TextIO) -> None:
         self.out, self.ceiling = out, 0.0
@@ -125,7 +125,7 @@ class _Table:
         )
 
     def row(self, name: str, label: str, measure: Callable[[], Any]) -> None:
-        """Measure frames per second, a number or a dict with the figure `frames` and others, and print them."""
+        """Measure and print frames per second. measure: returns a number, or a dict with the figure `frames`."""
         print(f"  {label:<58}", end="", file=self.out, flush=True)
         try:
             self.record[name] = measure()
@@ -142,7 +142,7 @@ class _Table:
         print(f"  {label:<58}{quantity(rate):>14}", file=self.out, flush=True)
 
     def transport(self, seconds: float) -> None:
-        """Measure and print the transports of transitions."""
+        """Measure and print the speeds of transferring transitions."""
         self.record["transport"] = rates = transport(seconds)
         times = rates["rings"] / rates["queue"]
         print(f"\n  Transport from {TRANSPORT_PROCESSES} processes{'transitions/s':>42}", file=self.out)
@@ -154,7 +154,7 @@ class _Table:
 
 
 def measure_envs(plan: Plan, processes: int, seconds: float, repeats: int, preprocessed: bool) -> Figure:
-    """Return frames per second of `processes` that each play an actor's environments with random actions."""
+    """Return frames per second of `processes` processes that each step an actor's environments with random actions."""
     job = {
         "env": plan.settings.env,
         "options": vars(plan.rules.config),
@@ -175,7 +175,7 @@ def measure_envs(plan: Plan, processes: int, seconds: float, repeats: int, prepr
         worker.stdin.write(json.dumps(job | {"seed": seed}) + "\n")
         worker.stdin.flush()
         workers.append(worker)
-    for worker in workers:  # all are ready before any begins
+    for worker in workers:  # wait until all are ready
         assert worker.stdout
         while (line := worker.stdout.readline()).strip() not in (_READY, ""):
             pass
@@ -196,20 +196,20 @@ def measure_envs(plan: Plan, processes: int, seconds: float, repeats: int, prepr
 
 
 def _play(job: dict[str, Any]) -> list[float]:
-    """Return frames per second of the environments of a job, in this process, in each of its repeats."""
+    """Return frames per second of a job's environments in this process, one number per repeat."""
     torch.set_num_threads(1)
     rules = make_rules(job["env"], job["options"], job["time_limit"])
     step = _preprocessed_step(rules, job) if job["preprocessed"] else _bare_step(rules, job)
     step()
     print(f"\n{_READY}", flush=True)
-    sys.stdin.read()  # the others are ready too once it is closed
+    sys.stdin.read()  # it is closed once all workers are ready
     per_step = rules.config.frame_skip * job["num_envs"]
     parts, cpu = job["repeats"], torch.device("cpu")
     return [per_step * steps for steps in rates(step, float(job["seconds"]), cpu, parts, warm_up=0)]
 
 
 def _preprocessed_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
-    """Return a function that steps the environments as an agent sees them."""
+    """Return a function that steps the environments with preprocessing, as an agent sees them."""
     envs = GymEnvs(rules.game, rules.config, job["num_envs"], rules.time_limit)
     envs.reset(job["seed"])
     rng, num_actions = np.random.default_rng(job["seed"]), rules.game.spec(rules.config).num_actions
@@ -217,7 +217,7 @@ def _preprocessed_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
 
 
 def _bare_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
-    """Return a function that steps the environments as they are, repeating each action as the agent's would be."""
+    """Return a function that steps the unwrapped environments, repeating each action as for an agent."""
     envs = [rules.game.open(rules.config) for _ in range(job["num_envs"])]
     for env in envs:
         env.reset(seed=job["seed"])
@@ -237,7 +237,7 @@ def _bare_step(rules: Any, job: dict[str, Any]) -> Callable[[], None]:
 
 
 def train(settings: Settings, seconds: float, repeats: int) -> dict[str, Any]:
-    """Return the figure `frames`, per second in training, and the metrics of collection."""
+    """Return the figure `frames`, frames per second in training, and the collector's metrics."""
     session = Session(resolve(settings), _warn)
     try:
         return measure_training(session, seconds, repeats)
@@ -246,7 +246,9 @@ def train(settings: Settings, seconds: float, repeats: int) -> dict[str, Any]:
 
 
 def measure_training(session: Session, seconds: float, repeats: int) -> dict[str, Any]:
-    """Measure whole iterations after two of warm-up. Of actors, count the frames played: the learner reads them in batches."""
+    """Return frames per second of whole iterations, after two of warm-up, and the collector's metrics.
+
+    With actors, count the frames they play: the learner reads them in batches."""
 
     def played() -> int:
         collector = session.collector

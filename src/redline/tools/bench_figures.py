@@ -1,4 +1,4 @@
-"""Figures of `redline bench`: medians with their spread, device use beside them, and the comparison of two records."""
+"""Figures of `redline bench`: medians with their spread, device use, and comparison of two records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from redline.core.errors import UserError, nearest
 from redline.run.progress import quantity
 from redline.tools.profile_counters import GpuSampler
 
-Figure = dict[str, Any]  # value: the median per second; low, high: of the repeats; repeats; and anything beside it
+Figure = dict[str, Any]  # value: the median per second; low, high: of the repeats; repeats; and further measurements
 _SAMPLE_SECONDS = 0.05
 _MACHINE = ("hardware", "torch", "python")
 
 
 def summarize(samples: Sequence[float], beside: Mapping[str, float] | None = None) -> Figure:
-    """Return the figure of several measurements of the same, with what was measured beside it."""
+    """Return the figure of repeated measurements, together with further measurements (`beside`)."""
     spread = {"value": statistics.median(samples), "low": min(samples), "high": max(samples), "repeats": len(samples)}
     return spread | dict(beside or {})
 
@@ -36,10 +36,10 @@ def shown(figure: Figure | None) -> str:
 
 
 class Use:
-    """Use of the device and peak memory while the block runs.
+    """Measure device use and peak memory while entered.
 
-    `record` then has `gpu_percent` (where NVML or nvidia-smi answers) and the `peak_bytes` allocated on a GPU; on a CPU
-    `cpu_percent` of this process, 100 for each core, and the most bytes it occupied, from samples that a thread takes.
+    On exit, `record` has `gpu_percent` (if NVML or nvidia-smi is available) and the `peak_bytes` allocated on a GPU; on a
+    CPU, `cpu_percent` of this process, 100 for each core, and its peak memory, sampled in a thread.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,9 +79,9 @@ class Use:
 
 
 def find_figures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return all figures of a record by name: the benchmark, every setting that decides the figure, the column.
+    """Return all figures of a record, named by benchmark, all settings that affect the figure, and column.
 
-    Settings are all values beside a figure but fractions, which are measurements themselves.
+    Settings are all values next to a figure except floats, which are measurements themselves.
     """
     sections = {kind: section for kind, section in record.items() if isinstance(section, Mapping)}
     return {name: figure for kind, section in sections.items() for name, figure in _walk(section, kind)}
@@ -112,7 +112,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def read_record(path: str) -> dict[str, Any]:
-    """Return the record that an earlier `redline bench --out` wrote."""
+    """Return the record written by an earlier `redline bench --out`."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -123,7 +123,7 @@ def read_record(path: str) -> dict[str, Any]:
 
 
 def check_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise UserError if two records are of different hardware: their speeds say nothing about a change of code."""
+    """Raise UserError if two records come from different hardware: their speeds are not comparable."""
     if old["hardware"] != new["hardware"]:
         raise UserError(
             f"The figures to compare with are of {old['hardware']}, this machine is {new['hardware']}; measure the old "
@@ -132,10 +132,10 @@ def check_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> tuple[list[str], int]:
-    """Return the comparison of two records as lines, and how many figures regressed.
+    """Return the comparison of two records as lines, and the number of regressions.
 
-    A figure regressed where all its repeats are slower than all the old ones and its median has lost more than
-    `tolerance` percent.
+    A figure regressed if all its repeats are slower than all the old ones and its median dropped by more than `tolerance`
+    percent.
     """
     before, after = find_figures(old), find_figures(new)
     common = [name for name in after if name in before]
@@ -145,7 +145,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) ->
         raise UserError(f"No figure of the two has the same settings, such as '{example}'{hint} Use the old options.")
     lines = [
         f"{key} was {old.get(key)}, now {new.get(key)}." for key in _MACHINE if old.get(key) != new.get(key)
-    ]  # another torch explains a difference
+    ]  # another torch version may explain a difference
     slower = faster = 0
     for name in common:
         was, now = before[name], after[name]

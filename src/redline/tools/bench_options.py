@@ -32,7 +32,7 @@ class BenchOptions:
     folder: str | None = None  # where temporary files are written (replay); the system's by default
 
 
-# Defaults by table where all are measured, about two minutes on a quiet CPU of two cores, and with --quick.
+# Defaults of each table when all are measured (about two minutes on an idle CPU with two cores), and with --quick.
 ALL_TABLES: dict[str, dict[str, Any]] = {
     "env": {"games": (4096,), "seconds": 0.5},
     "train": {"games": (1024,), "seconds": 0.5},
@@ -49,7 +49,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class BenchRequest(BenchOptions):
-    """Bench options together with those of the environment and the algorithm, words or values, as for `redline train`."""
+    """Bench options, and those of the environment and the algorithm, as words or values, like in `redline train`."""
 
     env_options: Mapping[str, Any] = field(default_factory=dict)
     algo_options: Mapping[str, Any] = field(default_factory=dict)

@@ -31,7 +31,7 @@ _TRANSPORT_ENVS, _RING_ROWS = 8, 256
 def train_over_gymnasium(
     session: Session, measure: Callable[[Session, float], dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
-    """Return what `measure` gives for the session's learner with environments in Gymnasium's processes; close the session."""
+    """Return the result of `measure` for the session's learner over Gymnasium's AsyncVectorEnv; close the session."""
     session.collector.close()
     plan = session.plan
     try:
@@ -44,7 +44,7 @@ def train_over_gymnasium(
 
 
 class _GymnasiumEnvs:
-    """AsyncVectorEnv with the arrays of GymEnvs, and same-step autoreset to be comparable. It counts no episodes."""
+    """AsyncVectorEnv with the arrays of GymEnvs, and same-step autoreset for comparability. Episodes are not counted."""
 
     def __init__(self, rules: Rules, num_envs: int) -> None:
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
@@ -72,9 +72,9 @@ class _GymnasiumEnvs:
 
 
 def sb3_frames(plan: Plan, seconds: float) -> float:
-    """Return frames per second of SB3's PPO with as many environments, steps and epochs, one process per environment."""
+    """Return frames per second of SB3's PPO with equally many environments, steps and epochs, one process per environment."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # old Gym, where it is installed, prints a banner when imported
+        with contextlib.redirect_stderr(io.StringIO()):  # old Gym, if installed, prints a banner when imported
             from stable_baselines3 import PPO
             from stable_baselines3.common.callbacks import BaseCallback
             from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
@@ -98,7 +98,7 @@ def sb3_frames(plan: Plan, seconds: float) -> float:
     )
 
     class Clock(BaseCallback):
-        """Times whole rollouts with their updates, after one of warm-up."""
+        """Time whole rollouts with their updates, after one of warm-up."""
 
         began, steps = 0.0, 0
 
@@ -123,7 +123,7 @@ def sb3_frames(plan: Plan, seconds: float) -> float:
 
 
 def transport(seconds: float) -> dict[str, float]:
-    """Return transitions per second, shaped like CartPole's, from processes to this one: through rings and through a queue."""
+    """Return transitions per second received from other processes, through rings and a queue, with CartPole's shapes."""
     spec = Spec((4,), torch.float32, (1.0,) * 4, 1.0, 2, "return")
     ring_spec = SharedRingSpec(SharedLayout(row_fields(spec, _TRANSPORT_ENVS, ("value", "logp"))), _RING_ROWS)
     size = ring_spec.layout.bytes
@@ -150,10 +150,10 @@ def transport(seconds: float) -> dict[str, float]:
 
 
 def _transfer_rate(processes: list[Any], receive: Callable[[], int], seconds: float) -> float:
-    """Return transitions per second that `receive` gets from `processes`, which are started and killed here."""
+    """Return transitions per second that `receive` gets from `processes`, which this function starts and kills."""
     for process in processes:
         process.start()
-    while not receive():  # until they have begun
+    while not receive():  # wait until they send
         pass
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -166,7 +166,7 @@ def _transfer_rate(processes: list[Any], receive: Callable[[], int], seconds: fl
 
 
 def _write_rows(ring: SharedRing) -> None:
-    """Write rows as an actor does, until killed."""
+    """Write rows like an actor, until killed."""
     values = {k: np.ones(shape, dtype) for k, (shape, dtype) in ring.spec.row.fields.items()}
     while True:
         row = ring.open()
@@ -179,7 +179,7 @@ def _write_rows(ring: SharedRing) -> None:
 
 
 def _put_transitions(queue: Any) -> None:
-    """Put one transition at a time, as is usual, until killed."""
+    """Put one transition at a time, as is common, until killed."""
     obs, final_obs = np.ones(4, np.float32), np.ones(4, np.float32)
     while True:
         queue.put((obs, 1, final_obs, 1.0, False, False, 0.5, -0.7))

@@ -1,4 +1,4 @@
-"""Benchmark of replay memories: samples per second, delivered to the device with observations; other libraries' beside ours."""
+"""Benchmark replay memories, including other libraries': samples per second, delivered to the device with observations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from redline.tools.bench import rate, rates
 from redline.tools.bench_figures import Figure, shown, summarize
 from redline.tools.bench_options import BenchRequest
 
-SHAPE = (4, 14, 7)  # of observations that are stored as they are, as other libraries store them
+SHAPE = (4, 14, 7)  # of observations that are stored themselves, as in other libraries
 ALPHA = 0.6
 _NUM_ENVS = 1024  # at most
 
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 def frames() -> Rules:
-    """Return rules whose observations are stored as they are, for comparison with other libraries. Not a game."""
+    """Return rules whose States are their own observations, for comparison with other libraries. Not a game."""
     spec = Spec(SHAPE, torch.uint8, (1.0,) * SHAPE[0], 255, 4, "points")
     game: Any = SimpleNamespace(
         name="frames", State=Frame, HIDDEN=(), observe=lambda _, state: state.frame, spec=lambda _: spec
@@ -49,12 +49,12 @@ def frames() -> Rules:
 
 
 class Loop:
-    """A full memory that is sampled over and over; with priorities, those of each sample are updated too."""
+    """A full memory that is sampled repeatedly; with priorities, each sample's priorities are updated too."""
 
     def __init__(self, memory: Replay, request: ReplayRequest, compiler: fast.Compiler, graph: bool) -> None:
         device, num_envs = request.device, request.num_envs
         self.memory, self.request = memory, request
-        self.writes = memory.lead > 0  # batches that are drawn ahead arrive with the rows that are written
+        self.writes = memory.lead > 0  # batches drawn ahead arrive when rows are written
         self.key, self.number = random.seed_key(1, device), torch.zeros((), dtype=torch.int64, device=device)
         false, zeros = torch.zeros(num_envs, dtype=torch.bool, device=device), torch.zeros(num_envs, device=device)
         self.step = Step(zeros, false, false, false, request.state, Episode(zeros, zeros, zeros))
@@ -90,7 +90,7 @@ class Loop:
         if self.request.alpha is not None:
             _, _, reward, *_, place = self.batch
             assert reward is not None
-            self._update_priorities(place, reward + 1.0)  # any number serves as an error
+            self._update_priorities(place, reward + 1.0)  # any number can stand in for an error
 
     def call(self) -> None:
         self.memory.before_iteration()
@@ -128,7 +128,7 @@ def bench_replay(request: BenchRequest, out: TextIO) -> dict[str, Any]:
     for name, measure in compared.items():
         try:
             peers[name] = {str(size): measure(size, capacity, request.seconds) for size in sizes}
-        except Exception as error:  # a library that fails must not cost the figures of ours
+        except Exception as error:  # a failing peer library must not lose Redline's figures
             print(f"  {name:<29}does not run here: {str(error).splitlines()[0][:100]}", file=out, flush=True)
             continue
         print(f"  {name:<29}" + "".join(f"{quantity(x):>16}" for x in peers[name].values()), file=out, flush=True)
@@ -175,7 +175,7 @@ def _say(text: str) -> None:
 
 
 def _peers() -> dict[str, Callable[[int, int, float], float]]:
-    """Return benchmarks of other libraries that are installed, by name: samples per second on the CPU."""
+    """Return benchmarks of other installed libraries, by name; each returns samples per second on the CPU."""
     peers: dict[str, Callable[[int, int, float], float]] = {}
     if importlib.util.find_spec("stable_baselines3"):
         peers["SB3 ReplayBuffer"] = _sb3

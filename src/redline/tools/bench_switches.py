@@ -1,4 +1,4 @@
-"""`redline bench switches ENV`: what each switch of speed brings here, off and on in turns, as ratios within one run."""
+"""`redline bench switches ENV`: the speed-up of each performance switch here, measured off and on in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUNDS = 5  # measurements of each side, in turns
 
 @dataclass(frozen=True)
 class Switch:
-    """Two settings to compare. Values are fields of Settings, those of `algo_off` and `algo_on` options of the algorithm."""
+    """Two settings to compare: fields of Settings (`off`, `on`) and options of the algorithm (`algo_off`, `algo_on`)."""
 
     name: str
     off: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Switch:
     algo_off: Mapping[str, Any] = field(default_factory=dict)
     algo_on: Mapping[str, Any] = field(default_factory=dict)
     unless: str = ""  # why it cannot be measured here
-    note: str = ""  # what else it changes
+    note: str = ""  # other effects
     own_process: bool = False
 
     def settings(self, base: Settings, on: bool) -> Settings:
@@ -43,7 +43,7 @@ class Switch:
         return dataclasses.replace(base, **{**(self.on if on else self.off), "algo_options": algo_options})
 
     def spell(self, on: bool) -> str:
-        """Return the value of one side."""
+        """Return the values of one side as text."""
         own = {} if self.algo_off == self.algo_on else (self.algo_on if on else self.algo_off)
         values = {**(self.on if on else self.off), **own}
         words = (("off", "on")[value] if isinstance(value, bool) else str(value) for value in values.values())
@@ -51,7 +51,7 @@ class Switch:
 
 
 def switches(plan: Plan) -> Iterator[Switch]:
-    """Yield every switch of speed; those that do nothing for this plan say why."""
+    """Yield every performance switch; one that has no effect on this plan gives the reason in `unless`."""
     gpu, cores = plan.device.type == "cuda", plan.hardware.cores
     no_gpu = "" if gpu else "needs a GPU"
     spec, config = plan.rules.game.spec(plan.rules.config), plan.algo_config
@@ -111,13 +111,13 @@ def switches(plan: Plan) -> Iterator[Switch]:
 
 
 def bench_switches(request: BenchRequest, out: TextIO) -> dict[str, Any]:
-    """Measure training with each switch off and on, and print a row each."""
+    """Measure training with each switch off and on, and print one row per switch."""
     base = Settings(
         env=request.env,
         algo=request.algo,
         num_envs=request.num_envs,
         device=request.device,
-        compile=bool(request.compile),  # eager unless asked for: compiling every row would take most of the time
+        compile=bool(request.compile),  # eager unless requested: compiling every row would take most of the time
         curriculum=False,
         env_options=dict(request.env_options),
         algo_options=dict(request.algo_options),
@@ -155,12 +155,12 @@ def _row(switch: Switch, base: Settings, seconds: float) -> dict[str, Any]:
     row = {"switch": switch.name, "off": switch.spell(False), "on": switch.spell(True), "note": switch.note}
     if switch.unless:
         return row | {"reason": switch.unless}
-    torch._dynamo.reset()  # functions of the row before count against torch's limit
+    torch._dynamo.reset()  # functions of the previous row count against torch's limit
     sides = [switch.settings(base, on) for on in (False, True)]
     try:
-        with warnings.catch_warnings(action="ignore"):  # as of a precision that this processor emulates
+        with warnings.catch_warnings(action="ignore"):  # for example about a precision that this processor emulates
             rates, messages = _measure_in_turns(sides, seconds, switch.own_process)
-    except Exception as error:  # a refusal or missing support is a result as well: the others are still measured
+    except Exception as error:  # a refusal or missing support is a result too: measure the others
         return row | {"reason": why_not(error)}
     if messages:
         return row | {"reason": messages[0]}
@@ -177,9 +177,9 @@ def _row(switch: Switch, base: Settings, seconds: float) -> dict[str, Any]:
 
 
 def _measure_in_turns(sides: list[Settings], seconds: float, own_process: bool) -> tuple[list[list[Rate]], list[str]]:
-    """Return the rates of each side, measured in turns, and the messages of both, such as a fall back to eager.
+    """Return the rates of each side, measured in turns, and the messages of both, such as a fallback to eager mode.
 
-    Sides with actor processes are opened one at a time: the actors of the other would take its cores.
+    Sides with actor processes are opened one at a time: the other side's actors would take its cores.
     """
     rates: list[list[Rate]] = [[] for _ in sides]
     messages: list[str] = []

@@ -13,7 +13,7 @@ from redline.run.statistics import Values, bootstrap_mean
 PIXELS = 960, 540  # width and height
 _DPI = 120
 _GRID = 400  # points at which the curves of a group are compared
-_FEW = 40  # points that are marked one by one
+_FEW = 40  # curves with fewer points mark each one
 _BRIGHT = ["#6aa8ff", "#ffa657", "#6cc58c", "#ff6a55", "#cf96ea", "#c9a28c", "#f29ac8", "#a8adb7", "#d3d35a", "#55c8ce"]
 _DARK = {  # matplotlib's settings for a dark page
     "figure.facecolor": "#1c1f26",
@@ -39,7 +39,7 @@ def line(x: Values, y: Values) -> Curve:
 
 
 def mean_and_interval(curves: Sequence[Curve]) -> Curve | None:
-    """Return the mean of several curves and its bootstrap interval, where all overlap; None where they do not."""
+    """Return the mean of several curves and its bootstrap interval, over the range they share; None if there is none."""
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     if first >= last:
         return None
@@ -49,7 +49,7 @@ def mean_and_interval(curves: Sequence[Curve]) -> Curve | None:
 
 
 def draw(groups: Mapping[str, Sequence[Curve]], title: str, x_label: str, y_label: str, dark: bool = False) -> bytes:
-    """Return a PNG with a line and its interval for each group: its one curve, or the mean of several.
+    """Return a PNG with a line and its interval for each group: its only curve, or the mean of several.
 
     Raises ImportError without matplotlib.
     """
@@ -85,6 +85,6 @@ def draw(groups: Mapping[str, Sequence[Curve]], title: str, x_label: str, y_labe
 
 
 def _plain(text: str) -> str:
-    """Return text as matplotlib shows it verbatim: no formulas between dollars, no label hidden by an underscore."""
+    """Return text escaped for matplotlib: no formulas between dollar signs, no label hidden by an underscore."""
     text = "".join(character if character.isprintable() else " " for character in text)
     return text.replace("$", r"\$").replace("_", " _", text.startswith("_"))

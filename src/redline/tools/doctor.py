@@ -1,4 +1,4 @@
-"""The hardware found, the settings chosen for it with source and reason, and warnings about what slows training down."""
+"""Report the hardware, the settings chosen for it with source and reason, and warnings about problems that slow training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOW_MEMORY = 2 * 10**9  # bytes below which games and replay may not fit
 
 
 def examine(env: str, algo: str, device: str) -> dict[str, Any]:
-    """Return the machine and the settings that `redline train` would start a run with."""
+    """Return the machine and the settings with which `redline train` would start a run."""
     plan = thread_choice.decide(Settings(env=env, algo=algo, device=device, resume="never"))
     health = examine_health(plan)
     return {
@@ -51,7 +51,7 @@ def _other_devices(plan: Plan) -> list[Hardware]:
 
 
 def find_warnings(plan: Plan) -> list[str]:
-    """Return a warning for everything that slows training down on this machine, with a remedy."""
+    """Return a warning, with a remedy, for each problem that slows training down on this machine."""
     warnings = []
     if not plan.hardware.compiler:
         warnings.append(
@@ -102,7 +102,7 @@ def report(findings: dict[str, Any]) -> str:
 
 
 def _settings_table(settings: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a row of value, source and reason for each setting that was chosen, and a line about the others."""
+    """Return a row with value, source and reason for each chosen setting, and a line about the others."""
     chosen = {name: record for name, record in settings.items() if record["source"] not in DEFAULT_SOURCES}
     cells = [("setting", "value", "source", "reason")]
     cells += [(name, _text(r["value"]), r["source"], r["reason"]) for name, r in chosen.items()]
@@ -115,5 +115,5 @@ def _settings_table(settings: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as it is written on the command line."""
+    """Return a value as written on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

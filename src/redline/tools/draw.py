@@ -1,4 +1,4 @@
-"""Drawing: boards and rendered pictures as pixels and as text for a terminal, for any game.
+"""Draw boards and rendered pictures of any game as pixels, or as text for a terminal.
 
 A board is a game's `cells`, (H, W) uint8 indices into its PALETTE of (name, colour). A picture is (H, W, 3) uint8 RGB.
 """
@@ -19,7 +19,7 @@ Palette = tuple[tuple[str, tuple[int, int, int]], ...]
 Pixels = NDArray[np.uint8]
 Style = Literal["rgb", "256", "letters"]  # of a terminal: 24-bit colour, 256 colours, text only
 
-BORDER = (88, 92, 104)  # around a board in a terminal, whose own background may be the colour of the floor
+BORDER = (88, 92, 104)  # around a board in a terminal, whose background may have the floor's colour
 RESET = "\x1b[0m"
 _LEVELS, _GREYS = (0, 95, 135, 175, 215, 255), range(8, 248, 10)
 _XTERM = np.array(
@@ -28,12 +28,12 @@ _XTERM = np.array(
 
 
 def style_of(out: TextIO, environ: Mapping[str, str] = os.environ) -> Style:
-    """Return the richest style `out` can show: letters for a file, under NO_COLOR and without UTF-8."""
+    """Return the richest style `out` can show: letters for a file, with NO_COLOR set, or without UTF-8."""
     if not out.isatty() or environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return "letters"
     if (out.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig"):
         return "letters"
-    # Without this variable a terminal may lack 24-bit colour and show noise (macOS Terminal); all have 256 colours.
+    # Without this variable, a terminal may not support 24-bit colour and show noise (macOS Terminal); all have 256 colours.
     return "rgb" if environ.get("COLORTERM") in ("truecolor", "24bit") else "256"
 
 
@@ -43,7 +43,7 @@ def colours(palette: Palette) -> Pixels:
 
 
 def grid_colour(palette: Palette) -> tuple[int, int, int]:
-    """Return the colour of the lines between cells: the floor's (the palette's first), darker."""
+    """Return the colour of the lines between cells: a darker shade of the floor's, the palette's first."""
     red, green, blue = palette[0][1]
     return red * 5 // 8, green * 5 // 8, blue * 5 // 8
 
@@ -64,7 +64,7 @@ def board_rgb(cells: Pixels, palette: Palette, scale: int = 16) -> Pixels:
 
 
 def board_lines(cells: Pixels, palette: Palette, style: Style, scale: int = 1) -> list[str]:
-    """Return a board as text: in colour two rows of pixels per line, `scale` pixels per cell; else a letter per cell."""
+    """Return a board as lines of text: in colour, two pixel rows per line, `scale` pixels per cell; else a letter per cell."""
     if style == "letters":
         letter = letters(palette)
         return [" ".join(letter[cell] for cell in row) for row in cells.tolist()]
@@ -82,7 +82,7 @@ def board_size(shape: tuple[int, int], style: Style, scale: int = 1) -> tuple[in
 
 
 def picture_lines(rgb: Pixels, style: Style, lines: int, columns: int) -> list[str]:
-    """Return a picture as text of at most `lines` by `columns`; empty where the style has no colours."""
+    """Return a picture as text of at most `lines` by `columns`; empty if the style has no colours."""
     if style == "letters":
         return []
     height, width = rgb.shape[:2]
@@ -93,7 +93,7 @@ def picture_lines(rgb: Pixels, style: Style, lines: int, columns: int) -> list[s
 
 
 def letters(palette: Palette) -> list[str]:
-    """Return a character for each entry: a dot for the floor (the first), a letter of its name for others, none twice."""
+    """Return a unique character for each entry: a dot for the floor (the first), a letter of the name for the others."""
     chosen = ["."]
     for name, _ in palette[1:]:
         candidates = name.lower() + name.upper() + string.ascii_letters + string.digits
@@ -108,7 +108,7 @@ def _half_blocks(rgb: Pixels, style: Style) -> list[str]:
         below = rgb[top + 1].tolist() if top + 1 < len(rgb) else [None] * rgb.shape[1]
         parts, last = [], None
         for pair in zip(rgb[top].tolist(), below, strict=True):
-            if pair != last:  # codes only where a colour changes: small enough for a slow connection
+            if pair != last:  # codes only where a colour changes, to suit slow connections
                 background = "49" if pair[1] is None else f"48;{_code(pair[1], style)}"  # None: below the last row
                 parts.append(f"\x1b[38;{_code(pair[0], style)};{background}m")
                 last = pair
@@ -118,7 +118,7 @@ def _half_blocks(rgb: Pixels, style: Style) -> list[str]:
 
 
 def _code(colour: list[int], style: Style) -> str:
-    """Return a colour code after 38 or 48; with 256 colours, the nearest of the 6x6x6 cube or the 24 greys."""
+    """Return the colour code that follows 38 or 48; with 256 colours, the nearest of the 6x6x6 cube or the 24 greys."""
     if style == "rgb":
         return "2;{};{};{}".format(*colour)
     return f"5;{16 + int(((_XTERM - colour) ** 2).sum(1).argmin())}"

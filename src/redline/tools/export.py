@@ -1,7 +1,7 @@
 """Export an agent to a file that runs without Redline: ONNX or torch.export, from an observation to the greedy action.
 
-The file holds one function: obs (N, …) and legal (N, A) bool, True where an action is allowed, to action (N,) int64 and
-scores (N, A) float32, of which the action has the largest. Scaling of observations and masking are part of it.
+The file holds one function, from obs (N, …) and legal (N, A) bool, True for legal actions, to action (N,) int64 and scores
+(N, A) float32; the action has the largest score. The function includes scaling of observations and masking.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from redline.run.agent import Agent
 from redline.run.evaluate import evaluate, greedy
 
 FORMATS = {"onnx": "agent.onnx", "torch": "agent.pt2"}  # name of the file by format
-CHECKED = 1000  # observations on which the file must choose as the agent does
-_TIE = 1e-5  # relative difference of scores that is rounding: either action may be chosen then
-_GAMES = 64  # that are played at once to collect observations
+CHECKED = 1000  # observations for which the file must choose the agent's action
+_TIE = 1e-5  # relative difference of scores that counts as rounding: either action may be chosen
+_GAMES = 64  # played at once to collect observations
 _SPEED_BATCHES, _SPEED_SECONDS = (1, 256), 0.5
-ALLOWED_LOSS = 0.05  # of the score by quantisation
+ALLOWED_LOSS = 0.05  # fraction of the score that quantisation may cost
 
 Run = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # obs, legal -> action, scores
 
 
 class Samples(NamedTuple):
-    """States of played games."""
+    """Observations and legal actions from played games."""
 
     obs: Tensor  # (N, …)
     legal: Tensor  # (N, A) bool
 
 
 class Greedy(nn.Module):
-    """What is exported: a network and the choice of its best action."""
+    """The exported module: a network and the choice of its best action."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ class Greedy(nn.Module):
 
 
 def export(agent: Agent, path: Path, format: str, samples: Samples) -> dict[str, Any]:
-    """Write the agent to `path` and check it on `samples`; return what was checked.
+    """Write the agent to `path`, check it on `samples`, and return the results of the check.
 
-    UserError if a package is missing, and if the file does not choose as the agent does: it is removed then.
+    Raise UserError if a package is missing, or if the file chooses other actions than the agent; the file is then removed.
     """
     model = Greedy(agent.net).eval()
     if format == "onnx":
@@ -78,9 +78,9 @@ def export(agent: Agent, path: Path, format: str, samples: Samples) -> dict[str,
 
 
 def check(model: Run, run: Run, samples: Samples) -> dict[str, Any]:
-    """Compare the choices of a file with those of the agent; return the number of ties and the largest difference.
+    """Compare the choices of a file with the agent's; return the number of ties and the largest difference of scores.
 
-    UserError if they differ other than in a tie.
+    Raise UserError if they differ other than by a tie.
     """
     with torch.no_grad():
         action, scores = model(*samples)
@@ -98,13 +98,13 @@ def check(model: Run, run: Run, samples: Samples) -> dict[str, Any]:
 
 
 def quantize(path: Path, out: Path, samples: Samples) -> None:
-    """Write the ONNX file `path` in int8 to `out`: weights alone for dense layers, activations too for convolutions."""
+    """Write the ONNX file `path` in int8 to `out`: only weights in dense layers, also activations in convolutions."""
     quantization: Any = importlib.import_module("onnxruntime.quantization")
     onnx: Any = importlib.import_module("onnx")
     model = onnx.load(path)
     del model.graph.value_info[
         :
-    ]  # shapes that the exporter noted before it simplified the graph; they are inferred anew
+    ]  # shapes recorded before the exporter simplified the graph; they will be inferred again
     with _quiet():
         if "Conv" in {node.op_type for node in model.graph.node}:
             quantization.quantize_static(model, out, _Calibration(samples), per_channel=True)
@@ -113,7 +113,7 @@ def quantize(path: Path, out: Path, samples: Samples) -> None:
 
 
 class _Calibration:
-    """States from which the range of every activation is read; the interface of onnxruntime's CalibrationDataReader."""
+    """States for calibrating the range of every activation, with the interface of onnxruntime's CalibrationDataReader."""
 
     def __init__(self, samples: Samples, size: int = 50) -> None:
         parts = zip(samples.obs.split(size), samples.legal.split(size), strict=True)
@@ -124,7 +124,7 @@ class _Calibration:
 
 
 def onnx_runner(path: Path, threads: int = 0) -> Run:
-    """Return a function that runs an ONNX file on the CPU; threads 0: as many as onnxruntime chooses."""
+    """Return a function that runs an ONNX file on the CPU; with threads 0, onnxruntime chooses their number."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -138,7 +138,7 @@ def onnx_runner(path: Path, threads: int = 0) -> Run:
 
 
 def score(agent: Agent, run: Run, episodes: int, seed: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Play held-out games by an exported file on the CPU and return the statistics of `redline eval`."""
+    """Play held-out games with an exported file on the CPU and return the statistics of `redline eval`."""
     actions = agent.rules.game.spec(agent.rules.config).num_actions
 
     def policy(obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -151,7 +151,7 @@ def score(agent: Agent, run: Run, episodes: int, seed: int, progress: Callable[[
 def latencies(files: Sequence[Path], samples: Samples, seconds: float = _SPEED_SECONDS) -> dict[str, list[float]]:
     """Return the seconds of the fastest call to each ONNX file on one thread, by batch size.
 
-    The files are called in turn for `seconds` each. Whatever else the machine does can only slow a call down.
+    The files are called in turn for `seconds` each. The fastest call counts because other load only slows calls down.
     """
     runs = [onnx_runner(file, threads=1) for file in files]
     fastest = {}
@@ -170,7 +170,7 @@ def latencies(files: Sequence[Path], samples: Samples, seconds: float = _SPEED_S
 
 
 def collect_samples(agent: Agent, count: int = CHECKED, seed: int = 1) -> Samples:
-    """Return states of games that the agent plays."""
+    """Return `count` states from games played by the agent."""
     choose = greedy(agent.net, agent.device)
     obs_rows: list[Tensor] = []
     legal_rows: list[Tensor] = []
@@ -189,7 +189,7 @@ def collect_samples(agent: Agent, count: int = CHECKED, seed: int = 1) -> Sample
 
 
 def need(*packages: str) -> None:
-    """Raise UserError with the command that installs what is missing."""
+    """Raise UserError with the install command if a package is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"This export needs {' and '.join(missing)}: pip install 'redline[export]'.")
@@ -211,7 +211,7 @@ def _write_onnx(model: nn.Module, samples: Samples, path: Path) -> None:
 
 
 def _examples(samples: Samples) -> tuple[Tensor, Tensor]:
-    """Return a few states to trace with: a batch of one would be taken for the only possible size."""
+    """Return a few states to trace with: a batch of one would be treated as the only possible size."""
     return samples.obs[:3].clone(), samples.legal[:3].clone()
 
 
@@ -222,7 +222,7 @@ def _any_batch() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence progress, warnings and logs of the exporter: what matters is checked afterwards."""
+    """Silence progress, warnings and logs of the exporter; the result is checked afterwards."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -233,12 +233,12 @@ def _quiet() -> Iterator[None]:
 
 
 def relative_loss(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Return the part of the score that was lost, relative to its magnitude."""
+    """Return the loss of mean score, relative to its magnitude before."""
     lost = before["score_mean"] - after["score_mean"]
     return float(lost / max(abs(before["score_mean"]), np.finfo(float).eps))
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a file with the weights that ONNX may keep beside it."""
+    """Return the bytes of a file, including weights that ONNX may store in a second file."""
     beside = path.with_name(path.name + ".data")
     return os.path.getsize(path) + (os.path.getsize(beside) if beside.exists() else 0)

@@ -14,12 +14,12 @@ from PIL import Image
 from redline.core.errors import StorageError, UserError
 from redline.tools.draw import Palette, Pixels, colours, enlarge, grid_colour
 
-LAST_FRAME = 150  # hundredths of a second that the last frame stays before the animation starts again
-_WIDEST = 480  # pixels that a rendered picture is reduced to
+LAST_FRAME = 150  # hundredths of a second that the last frame stays before the animation repeats
+_WIDEST = 480  # pixels; larger rendered pictures are reduced
 
 
 def write_gif(path: str | Path, frames: Iterable[Pixels], palette: Palette, scale: int = 16, fps: float = 12) -> None:
-    """Write `frames` as an endless animation. Frames that do not change are merged into one that is shown longer.
+    """Write `frames` as an endless animation. Identical consecutive frames are merged into one that is shown longer.
 
     A frame is a board, (H, W) uint8 indices into `palette` drawn with cells of `scale` pixels, or a picture,
     (H, W, 3) uint8 RGB.
@@ -30,12 +30,12 @@ def write_gif(path: str | Path, frames: Iterable[Pixels], palette: Palette, scal
 
 
 def write_images(path: str | Path, images: list[Image.Image], fps: float = 12) -> None:
-    """Write pictures of one size as an endless animation; see `write_gif`."""
+    """Write equally large pictures as an endless animation; see `write_gif`."""
     if not 0.1 <= fps <= 50:  # above 50, viewers fall back to 10
         raise UserError(f"fps is {fps:g}; a GIF shows 0.1 to 50 frames per second.")
     if not images:
         raise ValueError("a GIF needs at least one frame")
-    # Hundredths of a second, rounded so that all frames together take the right time.
+    # Hundredths of a second, rounded so that the total duration is right.
     ends = [round(number * 100 / fps) for number in range(len(images) + 1)]
     durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]
     durations[-1] = max(10 * LAST_FRAME, durations[-1])

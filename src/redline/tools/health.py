@@ -1,4 +1,4 @@
-"""State of the machine for `redline doctor`: disk, shared memory of actors, throttling, extras."""
+"""Examine the machine for `redline doctor`: disk, shared memory for actors, throttling, extras."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from redline.engine import hardware
 from redline.run.plan import Plan
 from redline.tools.nvml import open_gpu
 
-_CHUNK, _CHUNKS = 1 << 20, 16  # bytes written to measure a disk, in all at most
-_DISK_SECONDS = 0.5  # after which a slow disk has been measured well enough
+_CHUNK, _CHUNKS = 1 << 20, 16  # bytes per write and number of writes, at most, to measure a disk
+_DISK_SECONDS = 0.5  # limit for measuring a slow disk
 _SLOW_DISK, _SLOW_FSYNC = 20e6, 0.2  # bytes per second, seconds
 _CGROUP = Path("/sys/fs/cgroup")
-# An example of what actors need where the examined run has none: images as of Mario and Atari.
+# Example of the memory actors need, for runs without actors: images like those of Mario and Atari.
 _IMAGES = Spec((4, 84, 84), torch.uint8, (1.0,) * 4, 255, 7, "x", frames=4)
 _IMAGE_ENVS, _IMAGE_STEPS, _OUTPUTS = 32, 128, ("value", "logp")
 
 
 class Extra(NamedTuple):
-    """An optional dependency: the module it installs, and what it gives."""
+    """An optional dependency: the module it installs and the feature it enables."""
 
     module: str
     gives: str
@@ -50,7 +50,7 @@ EXTRAS = {
 
 
 def find_extras() -> dict[str, dict[str, Any]]:
-    """Return each extra with whether it is installed, what it gives and the command that installs it."""
+    """Return for each extra whether it is installed, the feature it enables and its install command."""
     return {
         name: {
             "installed": importlib.util.find_spec(extra.module) is not None,
@@ -62,7 +62,7 @@ def find_extras() -> dict[str, dict[str, Any]]:
 
 
 def measure_disk(folder: Path) -> dict[str, Any]:
-    """Write, sync and read back a small file where runs are stored; return bytes per second, or the problem."""
+    """Return the speed of writing, syncing and reading a small file where runs are stored, or the problem."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     record: dict[str, Any] = {"folder": str(place), "free_bytes": psutil.disk_usage(str(place)).free}
     try:
@@ -80,7 +80,7 @@ def measure_disk(folder: Path) -> dict[str, Any]:
             started = time.perf_counter()
             os.fsync(file.fileno())
             record["fsync_seconds"] = time.perf_counter() - started
-            if hasattr(os, "posix_fadvise"):  # else it is the page cache that is measured
+            if hasattr(os, "posix_fadvise"):  # otherwise the page cache is measured
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             started = time.perf_counter()
@@ -93,9 +93,9 @@ def measure_disk(folder: Path) -> dict[str, Any]:
 
 
 def shared_memory(plan: Plan) -> dict[str, Any]:
-    """Return where the rings of actor processes live, the bytes free there and those that a run needs.
+    """Return where the rings of actor processes are stored, the bytes free there and the bytes a run needs.
 
-    They are anonymous memory where the system has it (Linux), which the size of /dev/shm does not limit, else an unlinked
+    They use anonymous memory if the system has it (Linux), which is not limited by the size of /dev/shm, else an unlinked
     temporary file.
     """
     anonymous = hasattr(os, "memfd_create")
@@ -116,7 +116,7 @@ def shared_memory(plan: Plan) -> dict[str, Any]:
 
 
 def cpu_state() -> dict[str, Any]:
-    """Return load, quota of the container (cores), how often it was throttled, and frequency, where they can be read."""
+    """Return load, the container's quota (cores), how often it was throttled, and frequency, as far as they are readable."""
     state: dict[str, Any] = {"cores": hardware.detect(torch.device("cpu")).cores}
     with contextlib.suppress(OSError, AttributeError):
         state["load"] = os.getloadavg()[0]
@@ -126,7 +126,7 @@ def cpu_state() -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         lines = (line.split() for line in (_CGROUP / "cpu.stat").read_text().splitlines())
         state["throttled_periods"] = {name: int(count) for name, count in lines}.get("nr_throttled", 0)
-    with contextlib.suppress(Exception):  # not every system has the files that psutil reads
+    with contextlib.suppress(Exception):  # some systems lack the files that psutil reads
         frequency = psutil.cpu_freq()
         if frequency:
             state |= {"mhz": frequency.current, "max_mhz": frequency.max}
@@ -143,7 +143,7 @@ _REASONS = {  # bits of NVML that mean lost speed -> meaning
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Return clocks, temperature, power and the reasons why a GPU is throttled; empty where NVML does not answer."""
+    """Return clocks, temperature, power and throttling reasons of a GPU; empty if NVML is not available."""
     with contextlib.suppress(Exception), open_gpu(device) as (pynvml, handle):  # no package, no driver, no permission
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return {
@@ -157,12 +157,12 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Return the meaning of NVML's throttle reasons; an idle or user-limited clock is none."""
+    """Return the meanings of NVML's throttle reasons, except an idle or user-limited clock."""
     return list(dict.fromkeys(text for bit, text in _REASONS.items() if bits & bit))
 
 
 def find_health_warnings(health: dict[str, Any]) -> list[str]:
-    """Return a warning for everything in `examine`'s figures that slows training down, with a remedy."""
+    """Return a warning, with a remedy, for each problem in the figures of `examine_health` that slows training down."""
     disk, shared, cpu, gpu = (health[name] for name in ("disk", "shared_memory", "cpu", "gpu"))
     warnings = []
     if "problem" in disk:
@@ -199,7 +199,7 @@ def find_health_warnings(health: dict[str, Any]) -> list[str]:
 
 
 def describe_health(health: dict[str, Any]) -> list[str]:
-    """Return the figures as lines of the report."""
+    """Return the figures of `examine_health` as lines of the report."""
     disk, shared, cpu, gpu = (health[name] for name in ("disk", "shared_memory", "cpu", "gpu"))
     lines = []
     if "problem" not in disk:
@@ -232,7 +232,7 @@ def describe_health(health: dict[str, Any]) -> list[str]:
 
 
 def examine_health(plan: Plan) -> dict[str, Any]:
-    """Return the state of the machine that a plan would run on."""
+    """Return the state of the machine on which a plan would run."""
     return {
         "disk": measure_disk(plan.run_dir),
         "shared_memory": shared_memory(plan),

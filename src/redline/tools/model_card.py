@@ -1,4 +1,4 @@
-"""A model card for an exported or packed agent: Markdown with the front matter that the Hugging Face Hub reads."""
+"""Model cards for exported or packed agents: Markdown with the front matter that the Hugging Face Hub reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.tools.wording import checkpoint_name, per_game_over
 
 
 def model_card(agent: Agent, exported: dict[str, Any]) -> str:
-    """Return the card of an agent that was exported with the result `exported`; without a file: that was packed to `run`."""
+    """Return the card of an agent. exported: the result of its export; without a `file`, it was packed to `run`."""
     config, evaluation = agent.config, exported.get("evaluation")
     name = f"{config['algo'].upper()} on {config['env']}"
     lines = ["---", *_front_matter(name, config, evaluation), "---", "", f"# {name}", ""]
@@ -63,7 +63,7 @@ def _facts(agent: Agent, exported: dict[str, Any]) -> list[str]:
         )
         games = f"{evaluation['episodes']:,} held-out games, greedy, seed {evaluation['seed']}"
         rows[f"mean {name}"] = f"{evaluation['score_mean']:.2f} (95 % interval {interval}; {games})"
-        if evaluation["finished"] < evaluation["episodes"]:  # the others count in the mean as they stood
+        if evaluation["finished"] < evaluation["episodes"]:  # unfinished games count with their score so far
             rows[f"{name} per game over"] = per_game_over(evaluation)
         if evaluation.get("win_rate"):
             low, high = 100 * evaluation["win_rate_low"], 100 * evaluation["win_rate_high"]

@@ -1,4 +1,4 @@
-"""NVML, NVIDIA's library of GPU figures, through the optional package `nvidia-ml-py`."""
+"""Access to NVML, NVIDIA's management library, through the optional package `nvidia-ml-py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def open_gpu(device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """Return the module `pynvml` and its handle of a CUDA device; ImportError without the package."""
+    """Yield the module `pynvml` and its handle of a CUDA device; raise ImportError without the package."""
     pynvml: Any = importlib.import_module("pynvml")
     pynvml.nvmlInit()
     try:
@@ -22,6 +22,6 @@ def open_gpu(device: torch.device) -> Iterator[tuple[Any, Any]]:
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a CUDA device as NVML and nvidia-smi write it."""
+    """Return the UUID of a CUDA device in the format of NVML and nvidia-smi."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return f"GPU-{uuid.removeprefix('GPU-')}"

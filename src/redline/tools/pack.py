@@ -1,7 +1,7 @@
-"""Pack a trained agent: a run folder with only what playing needs, small enough to be sent or kept beside the code.
+"""Pack a trained agent: write a run folder with only the files needed to play, small enough to send or commit.
 
-It has config.json, one checkpoint with the weights of the policy, some points of metrics.jsonl and what result.json said.
-`redline watch`, `eval` and `export` take it like any run; training cannot go on from it.
+It contains config.json, one checkpoint with the policy's weights, some points of metrics.jsonl and the result. `redline watch`,
+`eval` and `export` accept it like any run; training cannot be resumed from it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from redline.run.packed_weights import LEFT, RIGHT, to_int8
 from redline.run.run_folder import METRICS, RESULT, read_result, write_config, write_json
 from redline.tools.export import Samples, collect_samples
 
-POINTS = 100  # of metrics.jsonl that are kept
-_STATES = 64 * 900  # of games from their beginning, from which the outputs of a layer are read
-_SMALL = 16_384  # weights of a tensor that are not worth packing: rounding those of an output layer changes choices
-_RARELY = 0.01  # least share of a unit's positive outputs that its errors are weighed by, as a standard deviation
+POINTS = 100  # kept of metrics.jsonl
+_STATES = 64 * 900  # from the beginnings of games, to record the outputs of a layer
+_SMALL = 16_384  # tensors with fewer weights are not packed: rounding an output layer changes choices
+_RARELY = 0.01  # smallest weight of a unit's errors, as the square root of its fraction of positive outputs
 Weights = dict[str, Tensor]
 
 
 def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: str = "newest") -> Agent:
-    """Write the agent of `run` to the run folder `out` and return it as loaded from there.
+    """Write the agent of `run` to the run folder `out` and return it, reloaded from there.
 
-    A packed agent that is there already is replaced; any other folder is refused.
+    An existing packed agent is replaced; any other folder is refused.
 
-    int8: store large tensors in int8, a quarter of the bytes.
-    rank: store the largest matrix as a product of two, of this rank.
-    With either, the agent may choose differently: evaluate it.
+    int8: store large tensors in int8, in a quarter of the bytes.
+    rank: store the largest matrix as a product of two matrices, of this rank.
+    Either option may change the agent's choices: evaluate it.
     """
     if out.exists() and (run.resolve().is_relative_to(out.resolve()) or not _is_packed(out)):
         raise UserError(f"{out} exists and is no packed agent; choose another folder.")
@@ -76,12 +76,12 @@ def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: st
 
 
 def _is_packed(folder: Path) -> bool:
-    """Return whether the checkpoints of a run folder hold weights alone."""
+    """Return whether the checkpoints of a run folder contain only weights."""
     return {path.name for path in folder.glob("checkpoints/*/*.safetensors")} == {"model.safetensors"}
 
 
 def policy_weights(agent: Agent, model: Weights, samples: Samples) -> Weights:
-    """Return the weights that the policy needs: without target networks, and without those that were averaged."""
+    """Return the weights that the policy needs, without target networks or the weights behind an average."""
     for prefix in dict.fromkeys(name.partition(".")[0] for name in model):
         fewer = {name: weight for name, weight in model.items() if name.partition(".")[0] != prefix}
         try:
@@ -99,7 +99,7 @@ def _same_scores(agent: Agent, other: Agent, samples: Samples) -> bool:
 
 
 class _Outputs(TorchFunctionMode):
-    """Keeps the outputs (N, F) of the linear layer that has `weight`."""
+    """Record the outputs (N, F) of the linear layer that has `weight`."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -114,10 +114,10 @@ class _Outputs(TorchFunctionMode):
 
 @torch.no_grad()
 def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
-    """Replace the largest matrix by two factors that keep the principal components of its layer's outputs in play.
+    """Return the weights, with the largest matrix in two factors that keep the principal components of its layer's outputs.
 
-    A ReLU follows the layer: errors of a unit count by how often its output is positive in play (with layer normalisation
-    in between, that is an approximation). Components have deviation 1, so that no row of the left factor dwarfs others.
+    A ReLU follows the layer, so a unit's errors are weighted by how often its output is positive in play (an approximation
+    if layer normalisation comes in between). Components have deviation 1, so that no row of the left factor dwarfs others.
     """
     name = max((name for name in weights if weights[name].dim() == 2), key=lambda name: weights[name].numel())
     weight, bias_name = weights[name], name.removesuffix("weight") + "bias"
@@ -141,7 +141,7 @@ def _in_factors(agent: Agent, weights: Weights, rank: int) -> Weights:
 
 
 def _in_int8(weights: Weights) -> Weights:
-    """Return large weights in int8; left factors stay as they are, since every unit sums up the errors of a row."""
+    """Return the weights with large ones in int8; left factors are kept, since every unit adds up the errors of a row."""
     packed: Weights = {}
     for name, weight in weights.items():
         large = weight.is_floating_point() and weight.dim() > 1 and weight.numel() >= _SMALL and not name.endswith(LEFT)

@@ -1,7 +1,7 @@
-"""Pictures of games, large enough to show: boards from small drawings of each cell, rendered frames enlarged.
+"""Pictures of games, large enough to show: boards assembled from drawings of their cells, and enlarged rendered frames.
 
-A cell is drawn once for each value and each way it is linked to its neighbours, smoothly; a board is put together from
-these. The page in the browser draws in the same way.
+A cell is drawn once, antialiased, for each value and each combination of links to its neighbours; a board is assembled from
+these drawings. The page in the browser draws in the same way.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SHORT_SIDE = 320
 _FINE = 4  # cells are drawn this many times as large, then reduced
 _SIDES = ((1, 0, -1), (2, 1, 0), (4, 0, 1), (8, -1, 0))  # bit, right, down
 _WHITE, _BLACK, _DARK = (255, 255, 255), (22, 24, 29), (43, 42, 40)
-Key = tuple[int, int, int]  # value, links, whether the square beneath is a light one
+Key = tuple[int, int, int]  # value, links, whether the square below is light
 Colour = tuple[int, int, int]
 
 
 def cell_pixels(rows: int, columns: int) -> int:
-    """Return the pixels of a cell with which a board is large enough: an even number, as videos need."""
+    """Return the pixels per cell that make a board large enough: an even number, as required by videos."""
     needed = max(SIDE / max(rows, columns), _SHORT_SIDE / min(rows, columns), 2)
     return 2 * math.ceil(needed / 2)
 
@@ -33,12 +33,12 @@ class CellDrawings:
     """Drawings of the cells of one game."""
 
     def __init__(self, palette: Palette, linked: bool, size: int) -> None:
-        """linked: the game says how cells are linked; others are then discs. size: pixels of a cell."""
+        """linked: whether the game defines links between cells; cells without links are then discs. size: pixels of a cell."""
         self.palette, self.linked, self.size = palette, linked, size
         self._drawn: dict[Key, Pixels] = {}
 
     def keys(self, cells: Pixels, links: Pixels | None) -> list[list[Key]]:
-        """Return what has to be drawn in each cell of a board (H, W)."""
+        """Return the key of the drawing for each cell of a board (H, W)."""
         joined = np.zeros_like(cells) if links is None else links
         return [
             [(value, link, (row + column) % 2) for column, (value, link) in enumerate(zip(*pair, strict=True))]
@@ -91,7 +91,7 @@ def _disc(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: C
 
 
 def _draw_linked(pen: ImageDraw.ImageDraw, side: int, colour: Colour, links: int) -> None:
-    """Draw a part of a body: an arm to each linked side, and eyes where it faces a side."""
+    """Draw a part of a body: an arm to each linked side, and eyes if it faces a side."""
     middle, half = side / 2, 0.37 * side
     for bit, right, down in _SIDES:
         if links & bit:
@@ -126,7 +126,7 @@ def enlarge_picture(rgb: Pixels) -> Image.Image:
 
 
 def indexed_boards(drawings: CellDrawings, boards: Iterable[tuple[Pixels, Pixels | None]]) -> Iterator[Image.Image]:
-    """Return boards as pictures of 255 colours, the same ones for all: a cell that stays as it is changes no pixel."""
+    """Yield boards as pictures that share 255 colours, so that an unchanged cell changes no pixel."""
     all_keys = [drawings.keys(cells, links) for cells, links in boards]
     used = sorted({key for keys in all_keys for row in keys for key in row})
     sheet = Image.fromarray(np.concatenate([drawings.drawing(key) for key in used], 0))

@@ -1,7 +1,7 @@
-"""`redline profile`: where the time of a run goes, what limits it, and what a change brings.
+"""`redline profile`: where a run spends its time, its bottleneck, and the gain from changed settings.
 
-Measures the unmodified session, then one whose stages are timed apart, then changes of its settings. Everything runs in a
-temporary folder; a run folder that is given is only read.
+Measures the unmodified session, then one whose stages are timed separately, then changed settings. Everything runs in a
+temporary folder; a given run folder is only read.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from redline.tools.profile_session import (
 )
 
 Notify = Callable[[str], None]
-_NOT_KEPT = (  # settings of a run that its profile does not repeat: budget, files, evaluation; a curriculum is chosen anew
+_NOT_KEPT = (  # settings of a run that its profile does not use: budget, files, evaluation; a curriculum is chosen again
     *("steps", "episodes", "minutes", "run_dir", "resume", "checkpoint_minutes", "eval_episodes", "tensorboard"),
     *("wandb", "curriculum", "preset"),
 )
-_STEPS = 10**12  # a budget that is never reached: schedules stand still
+_STEPS = 10**12  # a budget that is never reached, so that schedules do not advance
 _TRY_SECONDS = 3.0
 _MIN_GAIN = 1.05
 
 
 def settings_of_run(run_dir: Path, trust: bool = False) -> Settings:
-    """Return the settings of a run as its config.json tells them."""
+    """Return the settings of a run from its config.json."""
     config = read_config(run_dir)
     check_trust(run_dir, config, trust)
     names = {field.name for field in dataclasses.fields(Settings)} - {*_NOT_KEPT}
     values = {name: config[name] for name in names if config.get(name) is not None}
-    values["threads"] = values.get("threads") or None  # 0: as torch chooses
+    values["threads"] = values.get("threads") or None  # 0: torch chooses
     values["algo_options"] = {k: tuple(v) if isinstance(v, list) else v for k, v in values["algo_options"].items()}
     return Settings(**values)
 
@@ -72,10 +72,10 @@ def profile(
     settings: Settings, seconds: float, out: Path | None, probes: int = 2, trace: Path | None = None,
     notify: Notify = print, loading_seconds: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Profile a run with `settings` for about `seconds`, compilation not counted; return the fields of KEYS.
+    """Profile a run with `settings` for about `seconds`, not counting compilation; return the fields of KEYS.
 
-    out: Markdown file to write; its chart and JSON go beside it. probes: changes of settings to measure, 0 for none.
-    trace: file for a Chrome trace of a few iterations. loading_seconds: from the command until here, if known.
+    out: Markdown file to write, with its chart and JSON next to it. probes: number of changed settings to measure.
+    trace: file for a Chrome trace of a few iterations. loading_seconds: from the start of the command until now, if known.
     """
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="redline-profile-") as folder:
@@ -96,7 +96,7 @@ class _Profile:
     """The measurements of one plan."""
 
     def __init__(self, plan: Plan, seconds: float, out: Path | None, notify: Notify, start: dict[str, float]) -> None:
-        """start: seconds of the stages from the command until here."""
+        """start: seconds of the stages from the start of the command until now."""
         self.plan, self.seconds, self.out, self.notify, self.start = plan, seconds, out, notify, start
         prepare_run_dir(plan.run_dir)
         self.memory: dict[str, int] = {}
@@ -123,7 +123,7 @@ class _Profile:
         record = finish(self._without_probes(measurement), {})
         if not probes:
             return record
-        if self.out is not None:  # an interrupted try-out leaves a report
+        if self.out is not None:  # so that a report exists even if a try-out is interrupted
             write_report(record, self.out)
             self.notify(f"{self.out} is written. Trying changes, after {time.perf_counter() - started:.0f} s ...")
         return finish(*self._advise(measurement, measured, probes))
@@ -181,7 +181,7 @@ class _Profile:
     # --------------------------------------------------------------------------------------------------------- advice
 
     def _advise(self, m: Measurement, measured: RunMeasurement, probes: int) -> tuple[list[Advice], dict[str, Any]]:
-        """Return ranked advice, and what the first brought."""
+        """Return ranked advice, and the measured effect of the first."""
         if not self.plan.rules.game.ON_CPU:
             return self._probe(m, measured, probes)
         advice = self._without_probes(m)
@@ -200,11 +200,11 @@ class _Profile:
         return advice, tried_record(first, measured, after)
 
     def _could_not_try(self, change: str, error: Exception) -> None:
-        """Tell why a change was not tried, as out of memory: the profile itself is done."""
+        """Notify the user why a change was not tried, such as out of memory; the profile itself is complete."""
         self.notify(f"{change} could not be tried ({fast.first_line(error)}).")
 
     def _without_probes(self, m: Measurement) -> list[Advice]:
-        """Return advice from the measurement alone, in the options of `redline train`."""
+        """Return advice from the measurement alone, in terms of options of `redline train`."""
         if not self.plan.rules.game.ON_CPU:
             return [item for item in diagnose(m) if item.cause in ("recompiling shapes", "host synchronisation")]
         advice = []
@@ -225,7 +225,7 @@ class _Profile:
         shares = {group: seconds / m.seconds for group, seconds in m.groups().items()}
         seconds = max(_TRY_SECONDS, 0.2 * self.seconds)
         plan, rates, how = self.plan, self.rates, ""
-        if plan.compile and plan.device.type == "cpu":  # which takes minutes to compile: compare without compilation
+        if plan.compile and plan.device.type == "cpu":  # compiling takes minutes on a CPU: compare without it
             plan, how = resolve_with(plan, {"compile": False}), " uncompiled"
             self.notify("Measuring the run uncompiled, to compare changes with it ...")
             measured, rates = self._measure_uncompiled(plan, seconds)
@@ -255,7 +255,7 @@ class _Profile:
         plan = self.plan
         per_iteration = measured.seconds / measured.iterations
         achieved = self.flops / per_iteration if self.flops is not None else None
-        causes = [item for item in advice if item.seconds]  # changes of settings alone name no cause
+        causes = [item for item in advice if item.seconds]  # advice from tried settings alone has no cause
         return {
             "kind": "run",
             "title": f"Profile of {plan.settings.env} with {plan.settings.algo} on {plan.hardware.name}",
@@ -300,7 +300,7 @@ class _Profile:
 
 
 def _start_stages(session: Session, building: float, warming_up: float) -> dict[str, float]:
-    """Return the seconds of the start from the session on; each compiled function with its first call."""
+    """Return the seconds of the start-up stages since building the session; each compiled function with its first call."""
     compiled = {f"compiling {name}": seconds for name, seconds in session.compiler.seconds.items()}
     rest = "first iterations" + (", CUDA graphs captured" if session.plan.graph else "")
     return {"games and networks": building} | compiled | {rest: max(warming_up - sum(compiled.values()), 0.0)}
@@ -318,7 +318,7 @@ def _timed_by(plan: Plan) -> str:
 
 
 def _host_stages(session: Session, measured: RunMeasurement) -> dict[str, float]:
-    """Return the seconds of a log point, and of a checkpoint: copying it, and writing it."""
+    """Return the seconds of a log point, of copying a checkpoint and of writing it."""
     plan, log_points = session.plan, max(1, round(measured.seconds))
     with RunLock(plan.run_dir, notify=session.notify) as lock:
         checkpoints = Checkpoints(plan.run_dir, lock=lock, notify=session.notify)
@@ -335,7 +335,7 @@ def _host_stages(session: Session, measured: RunMeasurement) -> dict[str, float]
 
 
 def _memory(session: Session) -> dict[str, int]:
-    """Return bytes by owner, and what the process or the device holds in all."""
+    """Return bytes by owner, and the total of the process or the device."""
     groups = session.learner.state_dict()
     network = sum(tensor_bytes(groups[name]) for name in ("model", "optim") if name in groups)
     rollout = getattr(session.learner, "rollout", None)
@@ -356,7 +356,7 @@ def _memory(session: Session) -> dict[str, int]:
 
 
 def _bytes_per_iteration(session: Session) -> dict[str, float]:
-    """Return the bytes that stages must read and write at least, by stage, in an iteration."""
+    """Return the minimum bytes that each stage must read and write in an iteration, by stage."""
     spec, steps = session.learner.spec, session.steps_per_iteration
     state = tensor_bytes(session.collector.tensors()) / session.plan.num_envs
     observation = math.prod(spec.obs_shape) * spec.obs_dtype.itemsize
@@ -364,13 +364,13 @@ def _bytes_per_iteration(session: Session) -> dict[str, float]:
 
 
 def _count_flops(session: Session) -> float | None:
-    """Return the FLOPs of an iteration's networks, counted over one that runs eagerly."""
+    """Return the FLOPs of an iteration's networks, counted in an eager iteration; None if that fails."""
     try:
         with FlopCounter() as counter:
             if session.collector.on_device:
                 session._play()
             session.learner.update()
-    except Exception as error:  # a count is not worth a failed profile
+    except Exception as error:  # a missing count must not fail the profile
         session.notify(f"FLOPs could not be counted ({type(error).__name__}).")
         return None
     return counter.total

@@ -1,6 +1,6 @@
-"""From measurements to a diagnosis: which cause costs most time, and what to change, with the gain to expect.
+"""Diagnose measurements: the causes that cost the most time, and changes with their expected gain.
 
-Works on numbers alone, so that it serves runs of Redline and loops of your own alike, and can be tested anywhere.
+Works only on numbers, so that it serves both Redline's runs and users' own loops, and can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from redline.engine.stages import IDLE
 
-# Groups of stages, by the words in their names. The first match counts.
+# Groups of stages, by words in their names. The first match counts.
 _GROUPS = (
     ("actors", ("wait", "queue", "actors", "rings")),
     ("copies", ("copy", "copies", "transfer", "h2d", "to device", "publi")),
@@ -37,11 +37,11 @@ _TITLES = {
     "idle": "gaps in which nothing runs",
     "other": "code outside of any span",
 }
-_REACHED = 0.25  # share of the matrix-product ceiling that small networks reach at a good batch size
-_TINY_SHARE = 0.5  # of the learner's time that is overhead, beyond which a batch is too small
-_EXPLAINED = 0.2  # of the idle time of the device by synchronisations alone, so that they are its cause
-_SLOW_ENVIRONMENT = 0.4  # share of time beyond which the environment is slow
-BATCH_FACTOR = 8  # by which a tiny batch is enlarged
+_REACHED = 0.25  # fraction of the matrix-product ceiling that small networks reach at a good batch size
+_TINY_SHARE = 0.5  # fraction of overhead in the learner's time above which a batch is too small
+_EXPLAINED = 0.2  # fraction of the device's idle time that synchronisations must explain to be its cause
+_SLOW_ENVIRONMENT = 0.4  # fraction of time above which the environment is slow
+BATCH_FACTOR = 8  # factor by which a tiny batch is enlarged
 _MIN_GAIN = 1.05
 
 
@@ -55,11 +55,11 @@ def group_of(stage: str) -> str:
 
 @dataclass(frozen=True)
 class Actors:
-    """Actor processes, or threads, that play for the learner."""
+    """Actor processes or threads that play for the learner."""
 
     count: int
-    busy: float  # fraction of the time that they play; the rest they wait for actions or for room
-    learner_wait: float  # fraction of the time that the learner waits for them
+    busy: float  # fraction of time they play; otherwise they wait for actions or for room
+    learner_wait: float  # fraction of time the learner waits for them
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Measurement:
     stages: Mapping[str, float]  # seconds by name, with IDLE
     batch_size: int = 0  # samples per gradient step; 0: unknown
     cores: int = 1
-    env_workers: int = 1  # processes that step the environments; 0: they are tensors, stepped all at once
+    env_workers: int = 1  # processes that step the environments; 0: tensor environments, stepped all at once
     recompilations: float = 0.0
     compile_seconds: float = 0.0
-    synchronisations: float = 0.0  # times the host waits for the device, copies left out
-    synchronisation_seconds: float = 0.0  # cost of one: the device runs dry and the host starts anew
+    synchronisations: float = 0.0  # number of times the host waits for the device, not counting copies
+    synchronisation_seconds: float = 0.0  # cost of one: the device runs out of work until the host catches up
     device_busy: float | None = None  # seconds in which the device computes or copies
     pageable_seconds: float = 0.0  # of copies from ordinary host memory
-    pinned_speedup: float = 1.0  # how much faster copies from page-locked memory are here
+    pinned_speedup: float = 1.0  # speed-up of copies from page-locked memory here
     flops: float | None = None  # of matrix products and convolutions
     flops_ceiling: float | None = None  # FLOP/s of a large matrix product here
     actors: Actors | None = None
@@ -97,9 +97,9 @@ class Advice:
 
     cause: str  # such as `tiny batch`
     change: str  # such as `num-envs 8 -> 512`
-    gain: float  # predicted factor of throughput
+    gain: float  # predicted throughput factor
     reason: str  # how the prediction was made
-    seconds: float = 0.0  # per step that the cause costs; advice is ranked by it
+    seconds: float = 0.0  # cost of the cause per step; advice is ranked by it
     options: dict[str, Any] = field(default_factory=dict)  # of `redline train` that make the change
     measure: str = "env_steps_per_second"  # the throughput that gains
 
@@ -115,7 +115,7 @@ class Advice:
 
 
 def diagnose(m: Measurement) -> list[Advice]:
-    """Return advice for what a loop loses time to, the costliest cause first."""
+    """Return advice for the causes of a loop's lost time, the costliest first."""
     causes = [
         _recompiling(m),
         _pageable(m),
@@ -129,7 +129,7 @@ def diagnose(m: Measurement) -> list[Advice]:
 
 
 def bottleneck(m: Measurement, advice: list[Advice]) -> str:
-    """Return one sentence that names what limits the throughput."""
+    """Return one sentence that names the bottleneck."""
     groups = m.groups()
     group = max(groups, key=lambda name: groups[name])
     share = 100 * groups[group] / max(m.seconds, 1e-12)
@@ -188,9 +188,9 @@ def _pageable(m: Measurement) -> Advice | None:
 
 
 def _lost_to_synchronisation(m: Measurement) -> float:
-    """Return the seconds that synchronisations cost: their own, and the idle time of the device if they explain much of it.
+    """Return the seconds lost to synchronisations: their own, and the device's idle time if they explain much of it.
 
-    After each one the device also waits for the operations that the host launches next, however short they are.
+    After each one, the device also waits for the operations that the host launches next, however short they are.
     """
     lost = m.synchronisations * m.synchronisation_seconds
     if m.device_busy is None:
@@ -213,7 +213,7 @@ def _synchronising(m: Measurement) -> Advice | None:
 
 
 def _waiting(m: Measurement) -> list[Advice]:
-    """Actors and learner wait for each other: too few actors, or a learner too slow for them."""
+    """Return advice if actors and learner wait for each other: too few actors, or too slow a learner."""
     if m.actors is None:
         waiting = m.groups().get("actors", 0.0)
         if waiting < 0.25 * m.seconds:
@@ -286,7 +286,7 @@ def _slow_environment(m: Measurement) -> Advice | None:
 
 
 def _tiny_batch(m: Measurement) -> Advice | None:
-    """A batch so small that launching operations takes longer than their arithmetic."""
+    """Return advice if the batch is so small that launching operations takes longer than their arithmetic."""
     if not m.batch_size or m.flops is None or not m.flops_ceiling:
         return None
     groups = m.groups()

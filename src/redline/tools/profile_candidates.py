@@ -1,4 +1,4 @@
-"""Changes to a run's settings that may make it faster, and how fast each is: predicted from its parts, then tried."""
+"""Changes to a run's settings that may make it faster: their speeds are predicted from the run's parts, then measured."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from redline.run.session import Session
 from redline.tools.profile_advice import Advice
 from redline.tools.profile_session import RunMeasurement, measure_run, seconds_per_call, warm_up
 
-_MORE = 4  # times the environments, or the samples of a batch
-_MIN_SHARE = 0.1  # of the time that a change must aim at
+_MORE = 4  # factor for the number of environments or the batch size
+_MIN_SHARE = 0.1  # fraction of time that a change must aim at
 Notify = Callable[[str], None]
 
 
@@ -31,13 +31,13 @@ class Candidate:
 
     change: str  # such as `num-envs 8 -> 32`
     options: dict[str, Any]  # of `redline train`
-    aims_at: tuple[str, ...]  # groups of stages that it speeds up
+    aims_at: tuple[str, ...]  # groups of stages it speeds up
     measure: str = "env_steps_per_second"  # throughput that gains
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of one step of all environments and of one update, each by itself."""
+    """Seconds of one step of all environments and of one update, measured separately."""
 
     collect: float
     update: float
@@ -47,14 +47,14 @@ class Parts:
         return session.learner.rollout_steps * self.collect + self.update
 
     def rates(self, session: Session) -> dict[str, float]:
-        """Return the throughputs that these parts give, by name."""
+        """Return the throughputs implied by these parts, by name."""
         learner, seconds = session.learner, self.seconds(session)
         samples = learner.updates_per_iteration * learner.samples_per_update
         return {"env_steps_per_second": session.steps_per_iteration / seconds, "samples_per_second": samples / seconds}
 
 
 def candidates(plan: Plan) -> list[Candidate]:
-    """Return the changes that this plan leaves open for a tensor game, the most promising first."""
+    """Return the possible changes to this plan of a tensor game, the most promising first."""
     found = []
     everything = ("environment", "inference", "learner", "replay", "idle", "other")
     if not plan.compile and (plan.hardware.compiler or plan.device.type == "cuda"):
@@ -72,7 +72,7 @@ def candidates(plan: Plan) -> list[Candidate]:
         found.append(
             Candidate(f"precision {plan.precision} -> {precision}", {"precision": precision}, ("learner", "inference"))
         )
-    if "replay_capacity" in plan.algo.options:  # others derive the batch from the rollout
+    if "replay_capacity" in plan.algo.options:  # on-policy learners derive the batch from the rollout
         size = config.batch_size
         options = {"batch_size": _MORE * size}
         found.append(
@@ -85,9 +85,9 @@ def candidates(plan: Plan) -> list[Candidate]:
 
 
 def promising(plan: Plan, shares: Mapping[str, float], limit: int, without: str = "") -> list[tuple[Candidate, Plan]]:
-    """Return up to `limit` candidates that aim at a sizable share of the time and fit into memory, with their plans.
+    """Return up to `limit` candidates that affect a sizable share of the time and fit into memory, with their plans.
 
-    without: an option that is not to be changed.
+    without: an option that must not be changed.
     """
     chosen: list[tuple[Candidate, Plan]] = []
     for candidate in candidates(plan):
@@ -105,7 +105,7 @@ def promising(plan: Plan, shares: Mapping[str, float], limit: int, without: str 
 
 
 def resolve_with(plan: Plan, options: Mapping[str, Any]) -> Plan:
-    """Return the plan with other options, everything else as it was decided."""
+    """Return the plan with other options; everything else stays as resolved."""
     kept: dict[str, Any] = {"device": str(plan.device), "num_envs": plan.num_envs, "threads": plan.threads or None}
     kept |= {"compile": plan.compile, "graph": plan.graph, "precision": plan.precision, "backplay": plan.backplay}
     if plan.rules.game.ON_CPU:
@@ -114,7 +114,7 @@ def resolve_with(plan: Plan, options: Mapping[str, Any]) -> Plan:
 
 
 def measure_parts(session: Session) -> Parts:
-    """Return the parts of a session that is warmed up; its iterations must not matter any more."""
+    """Return the parts of a warmed-up session, which must not be used for training afterwards."""
     return Parts(
         seconds_per_call(session._collect, session.plan), seconds_per_call(session.learner.update, session.plan)
     )
@@ -123,9 +123,9 @@ def measure_parts(session: Session) -> Parts:
 def try_change(
     candidate: Candidate, plan: Plan, before: RunMeasurement, rates: Mapping[str, float], seconds: float, notify: Notify
 ) -> tuple[Advice, dict[str, Any]]:
-    """Return advice with the gain predicted from the parts of the changed session, and what a short training measured.
+    """Return advice with the gain predicted from the changed session's parts, and the record of a short training.
 
-    rates: throughputs of the run predicted from its own parts, in the same way.
+    rates: throughputs of the original run, predicted in the same way from its parts.
     """
     torch._dynamo.reset()
     with closing(Session(plan, notify)) as session:
@@ -143,7 +143,7 @@ def try_change(
 
 
 def tried_record(advice: Advice, before: RunMeasurement, after: RunMeasurement) -> dict[str, Any]:
-    """Return what a change brought, beside what was predicted."""
+    """Return the measured effect of a change, next to the prediction."""
     old, new = getattr(before, advice.measure), getattr(after, advice.measure)
     return {
         "change": advice.change,

@@ -1,4 +1,4 @@
-"""What this machine can do at best: FLOP/s of a large matrix product, bytes/s of copies, and the cost of a synchronisation."""
+"""Peak performance of this machine: FLOP/s of a large matrix product, bytes/s of copies, and cost of a synchronisation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _fastest(function: Callable[[], Any], device: torch.device) -> float:
 
 
 class FlopCounter:
-    """Counts FLOPs of matrix products and convolutions in a block, run eagerly; `total` is None where that fails."""
+    """Count FLOPs of matrix products and convolutions in an eager block; `total` is None if that fails."""
 
     def __init__(self) -> None:
         self.total: float | None = None

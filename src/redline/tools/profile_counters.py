@@ -1,4 +1,4 @@
-"""What a profile counts besides time: compilations, host synchronisations, and the GPU's use, clock and power."""
+"""Counters for profiles: compilations, host synchronisations, and the GPU's use, clock and power."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,clocks.sm,power.draw",
 
 
 class CompileCounter:
-    """Counts compilations by torch.compile, and the seconds they take, until it is closed."""
+    """Count compilations by torch.compile, and their seconds, until closed."""
 
     def __init__(self) -> None:
         self.count, self.seconds = 0, 0.0
@@ -36,7 +36,7 @@ class CompileCounter:
         self.seconds += time.perf_counter() - self._began
 
     def open(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         from torch._dynamo.callback import callback_handler
 
         callback_handler.register_start_callback(self._start)
@@ -46,7 +46,7 @@ class CompileCounter:
         """Stop counting; a second call does nothing."""
         from torch._dynamo.callback import callback_handler
 
-        with contextlib.suppress(ValueError):  # closed before
+        with contextlib.suppress(ValueError):  # already closed
             callback_handler.remove_start_callback(self._start)
             callback_handler.remove_end_callback(self._end)
 
@@ -59,7 +59,7 @@ class CompileCounter:
 
 
 class SyncCounter:
-    """Counts the operations that make the host wait for the GPU, by source line, until it is closed."""
+    """Count operations that make the host wait for the GPU, by source line, until closed."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -91,7 +91,7 @@ class SyncCounter:
 
 
 def count_synchronisations(function: Callable[[], None], device: torch.device) -> int:
-    """Return how often `function` makes the host wait for the GPU; 0 on a CPU, where there is nothing to wait for."""
+    """Return how often `function` makes the host wait for the GPU; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     with SyncCounter(device) as counter:
@@ -100,9 +100,9 @@ def count_synchronisations(function: Callable[[], None], device: torch.device) -
 
 
 class GpuSampler:
-    """Samples use (percent), clock (MHz) and power (W) of a GPU in a thread; nothing where no tool answers.
+    """Sample use (percent), clock (MHz) and power (W) of a GPU in a thread.
 
-    Asks NVML (`pip install 'redline[nvml]'`), else `nvidia-smi`.
+    Uses NVML (`pip install 'redline[nvml]'`), else `nvidia-smi`; without either there are no samples.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -130,7 +130,7 @@ class GpuSampler:
         return {"use_percent": use, "clock_mhz": clock, "power_watts": power, "samples": float(len(self.samples))}
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # no bindings, no driver, no permission: there are no samples then
+        with contextlib.suppress(Exception):  # no samples without bindings, driver or permission
             try:
                 self._ask_nvml()
             except ImportError:
@@ -138,7 +138,7 @@ class GpuSampler:
 
     def _ask_nvml(self) -> None:
         with open_gpu(self.device) as (pynvml, handle):
-            self._done.wait(2 * _SAMPLE_SECONDS)  # NVML's use is that of the recent past
+            self._done.wait(2 * _SAMPLE_SECONDS)  # NVML reports use over the recent past
             while not self._done.wait(_SAMPLE_SECONDS):
                 use = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
                 clock = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))

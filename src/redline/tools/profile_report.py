@@ -1,4 +1,4 @@
-"""The report of a profile: Markdown with charts, and the same findings as JSON beside it."""
+"""The report of a profile: Markdown with charts, and the same findings as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.core.errors import StorageError
 from redline.run.progress import quantity
 from redline.run.run_folder import write_json
 
-# The keys of the JSON file and of `redline profile --json`: type and meaning. A run has all of them, a loop those of LOOP.
+# Keys of the JSON file and of `redline profile --json`: type and meaning. A run has all keys, a user's loop those in LOOP.
 KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "kind": (str, "`run` for redline profile, `loop` for redline.Profiler"),
     "title": (str, "what was measured"),
@@ -54,18 +54,18 @@ KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 LOOP = tuple(KEYS)[:14]
 _BAR = 40  # characters of the longest text bar
-_MIN_SHARE = 0.0005  # stages below are left out of tables and charts
+_MIN_SHARE = 0.0005  # smaller stages are left out of tables and charts
 
 
 def describe_stages(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return seconds and share of each stage, the longest first."""
+    """Return the seconds and the share of each stage, the longest first."""
     total = max(sum(seconds.values()), 1e-12)
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
     return {name: {"seconds": spent, "share": spent / total} for name, spent in ordered}
 
 
 def write_report(record: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Write the report to `path`, its chart and its JSON beside it; return their paths by kind."""
+    """Write the report to `path`, with its chart and JSON next to it; return the paths by kind."""
     files = {"report": str(path), "json": str(path.with_suffix(".json"))}
     chart = None
     with suppress(ImportError):  # matplotlib is optional
@@ -88,7 +88,7 @@ def write_report(record: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def markdown(record: Mapping[str, Any], chart: str = "") -> str:
-    """Return the text of the report; `chart` is the file name of its picture, empty without one."""
+    """Return the text of the report. chart: file name of its picture; empty without one."""
     lines = [f"# {record['title']}", "", f"**{record['bottleneck']}**", "", *_table(_figures(record)), ""]
     lines += ["## What to change", "", *_advice(record), "", "## Time by stage", ""]
     if chart:
@@ -108,7 +108,7 @@ def markdown(record: Mapping[str, Any], chart: str = "") -> str:
 
 
 def terminal_table(record: Mapping[str, Any]) -> str:
-    """Return the stages and the advice for a terminal."""
+    """Return the stages and the advice as text for a terminal."""
     lines = [record["bottleneck"], ""]
     for name, stage in _shown(record["stages"]).items():
         bar = "█" * round(_BAR * stage["share"])

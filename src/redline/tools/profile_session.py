@@ -1,7 +1,7 @@
-"""Two measurements of a run: the session as it trains, and a session whose stages are compiled and timed apart.
+"""Measure a run twice: the session as it trains, and a session whose stages are compiled and timed separately.
 
-The second runs the same functions. Where the first is one compiled function and one CUDA graph, its stages are compiled one by
-one; on a GPU they are still captured as one graph, with an event between stages that every replay records anew.
+The second runs the same functions. While the first may be one compiled function in one CUDA graph, its stages are compiled one
+by one; on a GPU they are still captured as one graph, with events between stages that every replay records again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from redline.run.session import Session
 from redline.tools.profile_counters import CompileCounter, GpuSampler, count_synchronisations
 
 REPLAY = "replay of the graph"  # the launch of a captured graph, split into the stages inside it
-_WARM_UP = 6  # updates before the clock starts: compilation, capture
+_WARM_UP = 6  # updates before the clock starts, for compilation and capture
 _SYNC_ITERATIONS = 20  # iterations in which host synchronisations are counted
-_CHUNK_SECONDS = 0.25  # between two readings of the events in a graph
+_CHUNK_SECONDS = 0.25  # between two reads of the events in a graph
 
 
 class StagedSession(Session):
-    """A session whose declared stages are compiled by themselves and timed by `clock`."""
+    """A session whose declared stages are compiled separately and timed by `clock`."""
 
     def __init__(self, plan: Plan, notify: Callable[[str], None]) -> None:
         self.clock = make_clock(plan.device)
@@ -38,7 +38,7 @@ class StagedSession(Session):
 
     def _make_compiler(self) -> fast.Compiler:
         self._stage_compiler = super()._make_compiler()
-        return fast.Compiler(False, self.notify, self.plan.device)  # whole functions are put together from stages
+        return fast.Compiler(False, self.notify, self.plan.device)  # only stages are compiled, not whole functions
 
     def _fast(self, function: Callable[[], None]) -> Callable[[], None]:
         return fast.Graph(self._stage_compiler(function), self.plan.graph, self.notify)
@@ -70,7 +70,7 @@ class StagedSession(Session):
 
     def _play_and_learn(self) -> None:
         if isinstance(self.clock, EventClock) and torch.cuda.is_current_stream_capturing():
-            self.clock.forget_captured()  # those of the graph that collected without learning
+            self.clock.forget_captured()  # events of the graph that collected without learning
         super()._play_and_learn()
 
 
@@ -85,8 +85,8 @@ class RunMeasurement:
     logging_seconds: float  # reading metrics and episode statistics, once a second as in training
     recompilations: int
     compile_seconds: float
-    synchronisations: float  # of host and device, per iteration, log points left out
-    gpu: dict[str, float]  # mean use in percent, clock in MHz and power in W; empty where NVML does not answer
+    synchronisations: float  # of host and device per iteration, not counting log points
+    gpu: dict[str, float]  # mean use in percent, clock in MHz and power in W; empty if unavailable
     metrics: dict[str, float]  # of the learner and the collector
 
     @property
@@ -102,7 +102,7 @@ class RunMeasurement:
 class StageMeasurement:
     """Seconds of each stage in a window of a StagedSession."""
 
-    wall_seconds: float  # of the window, by the clock of the host
+    wall_seconds: float  # of the window, on the host's clock
     iterations: int
     seconds: dict[str, float]  # by stage, with IDLE
     calls: dict[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def warm_up(session: Session) -> None:
 
 
 def measure_run(session: Session, seconds: float) -> RunMeasurement:
-    """Measure a session that is warmed up, with log points about every second."""
+    """Measure a warmed-up session, with log points about every second."""
     session.collector.episode_stats.read()
     session.read_metrics(0)
     session.synchronize()
@@ -165,11 +165,11 @@ def measure_run(session: Session, seconds: float) -> RunMeasurement:
 
 
 def measure_stages(session: StagedSession, seconds: float) -> StageMeasurement:
-    """Measure the stages of a session that is warmed up."""
+    """Measure the stages of a warmed-up session."""
     clock = session.clock
     captured: dict[str, float] = defaultdict(float)
     readings, chunk = 0, 1
-    # Warm-up spans do not count, but a captured graph keeps its events.
+    # Discard warm-up spans, but keep the events of a captured graph.
     session.synchronize()
     clock.restart()
     iterations, started = session.iterations, time.perf_counter()
@@ -194,9 +194,9 @@ def measure_stages(session: StagedSession, seconds: float) -> StageMeasurement:
 
 
 def split_replays(spent: dict[str, float], inside: dict[str, float]) -> dict[str, float]:
-    """Return the seconds by stage, with the time of graph replays divided among the stages `inside` the graph.
+    """Return the seconds by stage, with the time of graph replays distributed over the stages `inside` the graph.
 
-    The rest of that time is idle: the device waited for the next launch. Without a graph, it is Python between stages.
+    The remaining replay time is idle: the device waited for the next launch. Without a graph, it is Python between stages.
     """
     seconds = defaultdict(float, spent)
     whole, parts = seconds.pop(REPLAY, 0.0), sum(inside.values())
@@ -208,7 +208,7 @@ def split_replays(spent: dict[str, float], inside: dict[str, float]) -> dict[str
 
 
 def seconds_per_call(function: Callable[[], None], plan: Plan, seconds: float = 0.3) -> float:
-    """Return the seconds of a call, captured where the plan captures; the fastest of several rounds."""
+    """Return the seconds of a call, captured as a graph if the plan captures; the fastest of several rounds."""
     call = fast.warmed_up(function, plan.graph, to_stderr)
     hardware.synchronize(plan.device)
     best, calls, ends = float("inf"), 1, time.perf_counter() + seconds

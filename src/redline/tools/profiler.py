@@ -1,4 +1,4 @@
-"""Profiler: `redline profile` for a training loop of your own.
+"""Profiler: `redline profile` for your own training loop.
 
     profiler = redline.Profiler(device="cuda")
     for batch in batches:
@@ -9,8 +9,8 @@
                 ...
     profiler.report("profile.md")
 
-Spans may be nested: time belongs to the innermost. On a GPU they are timed by events that are read after the loop, so that
-nothing waits in it.
+Spans may be nested: time counts for the innermost. On a GPU they are timed with events that are read after the loop, so that
+the loop never waits.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from redline.tools.profile_ceilings import FlopCounter, measure_ceilings
 from redline.tools.profile_counters import CompileCounter, SyncCounter
 from redline.tools.profile_report import describe_stages, write_report
 
-OUTSIDE = "outside of spans"  # code of a step that no span names
+OUTSIDE = "outside of spans"  # code of a step that is in no span
 _COPIED_FROM_HOST = "HtoD (Pageable"
 
 
 class Profiler:
-    """Times the spans of a loop's steps and says what limits its speed.
+    """Time the spans of a loop's steps and find its bottleneck.
 
-    The first `warm_up` steps are not counted: they compile and allocate. The next few are examined by slower means (FLOPs,
-    synchronisations, copies) and not timed. All others are.
+    The first `warm_up` steps are ignored: they compile and allocate. The next few are inspected with slower tools (FLOPs,
+    synchronisations, copies) instead of being timed. All later steps are timed.
     """
 
     def __init__(
         self, device: str | torch.device = "cpu", warm_up: int = 3, env_workers: int = 1, precision: str = "fp32"
     ) -> None:
-        """env_workers: processes that step your environments; 0 for environments that are tensors, such as Redline's games.
-        precision: of your matrix products, for their ceiling.
+        """env_workers: processes that step your environments; 0 for tensor environments, such as Redline's games.
+        precision: of your matrix products, to measure their peak speed.
         """
         self.device = hardware.pick_device(str(device))
         self.warm_up, self.env_workers, self.precision = warm_up, env_workers, precision
@@ -62,7 +62,7 @@ class Profiler:
         self._synchronised: dict[str, float] = {}  # per step, by source line
         self._copies: dict[str, tuple[float, float]] = {}  # kind of copy -> count and seconds per step
         self._device_busy: float | None = None
-        self._inspected = 1 + 3 * (self.device.type == "cuda")  # steps that are examined
+        self._inspected = 1 + 3 * (self.device.type == "cuda")  # inspected steps
         self._began = self._ended = 0.0
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Charge the time of the block to `name`. Words such as env, forward or copy tell the report what it is."""
+        """Count the time of the block for `name`. The report recognises words in names, such as env, forward or copy."""
         self.clock.enter(name)
         try:
             yield
@@ -99,7 +99,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def _inspection(self, number: int) -> Iterator[None]:
-        """Examine step `number` after the warm-up: the first for FLOPs, those after it for copies and synchronisations."""
+        """Inspect step `number` after the warm-up: the first for FLOPs, the next ones for copies and synchronisations."""
         if number == 0:
             with self._flops:
                 yield
@@ -116,7 +116,7 @@ class Profiler:
             yield
 
     def _read_kernels(self, profile: Any) -> None:
-        """Take the time of kernels and copies from the records of torch.profiler."""
+        """Read the times of kernels and copies from torch.profiler's records."""
         busy = 0.0
         for event in profile.events():
             if event.device_type != DeviceType.CUDA:
@@ -126,7 +126,7 @@ class Profiler:
             if event.name.startswith("Memcpy"):
                 count, total = self._copies.get(event.name, (0.0, 0.0))
                 self._copies[event.name] = count + 1, total + seconds
-        self._device_busy = busy or None  # None where the driver gives no records
+        self._device_busy = busy or None  # None if the driver provides no records
 
     def measurement(self) -> Measurement:
         """Return the average step."""
@@ -139,7 +139,7 @@ class Profiler:
         steps = self.timed_steps
         ceilings = self.ceilings()
         pageable = [copy for name, copy in self._copies.items() if _COPIED_FROM_HOST in name]
-        # A copy from pageable memory synchronises as well; it is counted once, as a copy.
+        # A copy from pageable memory also synchronises; count it once, as a copy.
         waits = sum(self._synchronised.values()) - sum(count for count, _ in pageable)
         return Measurement(
             seconds=sum(spent.values()) / steps,
@@ -160,13 +160,13 @@ class Profiler:
         )
 
     def ceilings(self) -> dict[str, float]:
-        """Return what this machine can do at best; measured once."""
+        """Return this machine's peak performance; measured once."""
         if not hasattr(self, "_ceilings"):
             self._ceilings = measure_ceilings(self.device, self.precision)
         return self._ceilings
 
     def advice(self) -> list[Advice]:
-        """Return what to change, the costliest cause first."""
+        """Return advice on what to change, the costliest cause first."""
         return diagnose(self.measurement())
 
     def report(self, path: str | os.PathLike[str] | None = None) -> dict[str, Any]:

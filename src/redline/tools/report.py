@@ -1,4 +1,4 @@
-"""Reports of runs, from their folders alone: tables and learning curves as Markdown with PNG files and as one HTML page."""
+"""Reports from run folders: tables and learning curves as Markdown with PNG files, and as one HTML page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHARTS = (  # metric, label, factor, x axes
     ("env_steps_per_second", "env-steps per second", 1, ("seconds",)),
     ("gpu_percent", "GPU use in %", 1, ("seconds",)),
 )
-_UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600))  # of time, the largest first that a run has a few of
+_UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600))  # of time; the largest with at least _FEW is used
 _FEW = 5
 
 
@@ -50,7 +50,7 @@ class Picture(NamedTuple):
 
 @dataclass
 class Report:
-    """Everything a report shows, in the order in which it does. Texts are as the run folders have them: escape them."""
+    """The content of a report, in order. Texts come unescaped from run folders: escape them."""
 
     tables: list[tuple[str, list[Row]]]  # with a heading
     pictures: list[Picture] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Report:
 
 
 def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Write `report.md`, its pictures and `report.html` into the folder `out`; return the fields of `redline report --json`.
+    """Write `report.md`, its pictures and `report.html` to the folder `out`; return the fields of `redline report --json`.
 
-    `notes` lists files that could not be read, `missing` tells why there are no pictures without matplotlib.
+    `notes` lists files that could not be read; `missing` explains why there are no pictures without matplotlib.
     """
     runs, notes = read_runs(paths)
     report, missing = compose(runs, notes), ""
@@ -89,7 +89,7 @@ def write_report(paths: Sequence[Path], out: Path) -> dict[str, Any]:
         "html": str(out / "report.html"),
         "pictures": [str(out / picture.name) for picture in report.pictures],
         "runs": [run.summary() for run in runs],
-        "table": report.tables[0][1],  # of the runs, as text
+        "table": report.tables[0][1],  # table of the runs, as text
         "groups": [
             {"runs": [str(run.path) for run in group]} | group_summary(group)
             for group in group_runs(runs)
@@ -160,7 +160,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return text on one line without HTML, links, images, code and ends of cells."""
+    """Return text on one line, escaped so that it forms no HTML, links, images, code or table cells."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\[\]`|]", lambda match: f"&#{ord(match[0])};", plain)
 
@@ -205,7 +205,7 @@ def _curves(
 
 
 def _in_units(curves: Mapping[str, list[Curve]]) -> str:
-    """Change the x axis from seconds to a unit that suits the longest run, and return its name."""
+    """Convert the x axis from seconds to a unit that suits the longest run, and return the unit's name."""
     longest = max(curve.x[-1] for group in curves.values() for curve in group)
     unit, seconds = next((unit for unit in reversed(_UNITS) if longest >= _FEW * unit[1]), _UNITS[0])
     for group in curves.values():

@@ -1,6 +1,6 @@
-"""A report as one HTML page that loads nothing: tables and pictures in the file, light and dark, for any width.
+"""A report as one self-contained HTML page: embedded tables and pictures, light and dark, for any width.
 
-Everything from a run folder is escaped, and the page forbids scripts besides: the folder may be a stranger's.
+Everything from a run folder is escaped, and the page also forbids scripts, because the folder may be a stranger's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def page(
     remarks: Sequence[str],
     notes: Sequence[str],
 ) -> bytes:
-    """Return the page as bytes of a file."""
+    """Return the page as the content of an HTML file."""
     body = ["<h1>Report</h1>"]
     for heading, rows in tables:
         body += [f"<h2>{_escape(heading)}</h2>", *_table(rows)]

@@ -1,4 +1,4 @@
-"""The records in run folders as a report reads them: settings, log records and evaluations, damaged ones left out."""
+"""Read the records in run folders for a report: settings, log records and evaluations, skipping damaged ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVALUATED = (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The records in a run folder, as far as they could be read."""
+    """The readable records of a run folder."""
 
     path: Path
     config: dict[str, Any]
@@ -38,31 +38,31 @@ class RunFolder:
 
     @property
     def winnable(self) -> bool:
-        """Whether games can be won: the evaluation says so, or one was."""
+        """Whether games can be won: according to the evaluation, or because one was won."""
         rates = (_number(record, "win_rate") for record in (*self.metrics, self.evaluation))
         return bool(self.evaluation.get("winnable")) or any(rates)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings by which runs are compared, by the names of their options: runs of one group share them all."""
+        """The settings used to compare runs, by option name: all runs of a group share them."""
         algo = self.config["algo"].rpartition(".")[2]
         flat = {k: v for k, v in self.config.items() if k not in _NOT_COMPARED | {"env_options", "algo_options"}}
         flat |= {f"env.{name}": value for name, value in self.config["env_options"].items()}
         return flat | {f"{algo}.{name}": value for name, value in self.config["algo_options"].items()}
 
     def last(self, name: str) -> float | None:
-        """Return the newest value of a metric; None without one."""
+        """Return the newest value of a metric; None if there is none."""
         return next((value for record in reversed(self.metrics) if (value := _number(record, name)) is not None), None)
 
     def median(self, name: str) -> float | None:
-        """Return the median of a metric over the log points; None without one."""
+        """Return the median of a metric over the log points; None if there is none."""
         values = [value for record in self.metrics if (value := _number(record, name)) is not None]
         return float(np.median(values)) if values else None
 
     def curve(self, x: str, y: str) -> Curve:
-        """Return y, with its interval if it has one, against env_steps or seconds, ascending, from every record with y.
+        """Return y, with its interval if it has one, against x (env_steps or seconds), ascending, from all records with y.
 
-        Evaluations have no time of their own: it is read off the log points around them.
+        Evaluations have no time; it is interpolated between the log points around them.
         """
         rows = [
             (record["env_steps"], *(_number(record, name) for name in (y, f"{y}_low", f"{y}_high")))
@@ -79,16 +79,16 @@ class RunFolder:
         return Curve(*points.T)
 
     def best(self) -> dict[str, Any] | None:
-        """Return step, score and interval of the best evaluation in training, by which `--checkpoint best` goes."""
+        """Return step, score and interval of the best evaluation during training, used by `--checkpoint best`."""
         steps, score, low, high = self.curve("env_steps", "eval_score")
         if not len(steps):
             return None
-        row = len(score) - 1 - int(score[::-1].argmax())  # of equal ones the newest
+        row = len(score) - 1 - int(score[::-1].argmax())  # the newest if tied
         interval = {"score_low": float(low[row]), "score_high": float(high[row])} if np.isfinite(low[row]) else {}
         return {"env_steps": int(steps[row]), "score": float(score[row])} | interval
 
     def summary(self) -> dict[str, Any]:
-        """Return the run's row of the table; None where a figure is missing."""
+        """Return the run's row of the table, with None for missing figures."""
         won = self.evaluation.get("win_rate", self.last("win_rate"))
         steps, seconds = self.last("env_steps"), self.last("seconds")
         overall = steps / seconds if steps is not None and seconds else None
@@ -110,7 +110,7 @@ class RunFolder:
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
-    """Return the runs in `paths`, each once, and a note for each missing or damaged file; UserError without any run."""
+    """Return the unique runs in `paths`, and a note for each missing or damaged file; raise UserError if there is no run."""
     runs: list[RunFolder] = []
     notes: list[str] = []
     for path in {path.resolve(): path for path in paths}.values():
@@ -118,7 +118,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
             raise UserError(f"There is no run folder {path}; train one with redline train.")
         try:
             config = read_config(path)
-        except UserError as error:  # one folder among many, as in runs/*
+        except UserError as error:  # one bad folder among many, as in runs/*
             if len(paths) == 1:
                 raise
             notes.append(f"Left out: {error}")
@@ -147,10 +147,10 @@ def _read_metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
-    """Return the stored evaluation (by `redline eval` or at the end of training) of the newest agent with the most steps.
+    """Return the stored evaluation (from `redline eval` or the end of training) of the agent with the most steps.
 
-    Not the one with the highest score, which would be the luckiest. An agent that was asked for, by `redline eval
-    --checkpoint best` or of a step, comes before the newest.
+    Choosing the highest score would choose the luckiest one. An agent requested by `redline eval --checkpoint best` or by
+    step takes precedence over the newest.
     """
     evaluations: list[dict[str, Any]] = []
     for name, count in (("eval.json", "episodes"), ("result.json", "eval_episodes")):
@@ -170,7 +170,7 @@ def _evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
         numbers |= {"episodes": _number(record, count), "kind": "mean", "score": numbers["score_mean"]}
         only_game_overs = numbers["game_overs"] in (None, numbers["finished"])
         if numbers["finished"] != numbers["episodes"] and numbers["score_censored_low"] is not None and only_game_overs:
-            # Games were stopped, so that their mean depends on when; the score per game over does not.
+            # Stopped games make the mean depend on the limit; the score per game over does not.
             numbers |= {"kind": "per game over", "score": numbers["score_censored"]}
             if numbers["score"] is None:
                 numbers |= {"kind": "at least", "score": numbers["score_censored_low"]}
@@ -184,7 +184,7 @@ def _precedence(evaluation: Mapping[str, Any]) -> tuple[bool, float, float]:
 
 
 def _record(text: str) -> dict[str, Any]:
-    """Return a JSON object; an empty one where the text is damaged."""
+    """Return a JSON object parsed from text; empty if the text is damaged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -196,6 +196,6 @@ def _number(record: Mapping[str, Any], name: str) -> float | None:
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    with suppress(OverflowError):  # a whole number may have any number of digits
+    with suppress(OverflowError):  # integers may have any number of digits
         return float(value) if math.isfinite(value) else None
     return None

@@ -1,4 +1,4 @@
-"""The tables of a report as rows of text: one for each run, for each group of seeds, and of the settings that differ."""
+"""The tables of a report as rows of text: runs, groups of seeds, and settings that differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redline.tools.wording import checkpoint_name
 Row = dict[str, str]  # cells by heading
 Group = list[RunFolder]  # runs that differ only in their seed
 
-_OPTIONAL = ("GPU use", "best checkpoint", "win rate")  # headings that are left out where no run has them
+_OPTIONAL = ("GPU use", "best checkpoint", "win rate")  # headings that are left out if no run has them
 
 
 def group_runs(runs: Sequence[RunFolder]) -> list[Group]:
@@ -29,10 +29,10 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Group]:
 
 
 def label(group: Group, runs: Sequence[RunFolder]) -> str:
-    """Return the names of a group's folders; full paths where two of the `runs` have the same name."""
+    """Return the names of a group's folders; full paths if two of the `runs` have the same name."""
     short = len({run.path.resolve().name for run in runs}) == len(runs)
     names = [run.path.resolve().name if short else str(run.path) for run in group]
-    names = [os.fsencode(name).decode(errors="replace") for name in names]  # whatever the locale makes of a file name
+    names = [os.fsencode(name).decode(errors="replace") for name in names]  # whatever the encoding of file names
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
@@ -65,7 +65,7 @@ def _row(run: RunFolder) -> Row:
 
 
 def text(value: Any, form: str = "") -> str:
-    """Return a value as text, "-" without one."""
+    """Return a value as text; "-" for None."""
     return "-" if value is None else f"{value:{form}}" if form else str(value)
 
 
@@ -95,7 +95,7 @@ def _best(best: Mapping[str, Any] | None) -> str:
 
 
 def table_of_groups(groups: Sequence[Group], runs: Sequence[RunFolder]) -> list[Row]:
-    """Return a row for each group, by the evaluations of its runs."""
+    """Return a row for each group, from the evaluations of its runs."""
     rows = []
     for group in groups:
         figures = {name: text(value, ".2f") for name, value in group_summary(group).items()}
@@ -115,7 +115,7 @@ def table_of_groups(groups: Sequence[Group], runs: Sequence[RunFolder]) -> list[
 
 
 def group_summary(group: Group) -> dict[str, float | None]:
-    """Return the scores of a group, None unless every evaluation counts and acts in the same way."""
+    """Return the scores of a group; None unless all its evaluations compute scores and choose actions in the same way."""
     evaluations = [run.evaluation for run in group if run.evaluation]
     kinds = {(evaluation["kind"], evaluation["actions"]) for evaluation in evaluations}
     names = ("score_mean", "score_low", "score_high", "score_iqm", "score_min", "score_max")
@@ -128,7 +128,7 @@ def group_summary(group: Group) -> dict[str, float | None]:
 
 
 def tables_of_settings(groups: Sequence[Group], runs: Sequence[RunFolder]) -> list[list[Row]]:
-    """Return for each game the settings in which its groups differ, of those that all of them have, a column for each group."""
+    """Return for each game a table of the shared settings in which its groups differ, with a column for each group."""
     tables = []
     for env in dict.fromkeys(run.config["env"] for run in runs):
         settings = {label(group, runs): group[0].settings for group in groups if group[0].config["env"] == env}

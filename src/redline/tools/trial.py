@@ -1,6 +1,6 @@
-"""Trials: short trainings of given settings, measured as the training loop runs them, in this process or in another.
+"""Trials: measure short trainings with given settings, run like the training loop, in this process or another.
 
-Run as a module, it serves one trial on standard input and output, a line of JSON each: the parent's process id and settings,
+Run as a module, it serves one trial over standard input and output, as lines of JSON: the parent's process id and settings,
 then seconds to measure.
 """
 
@@ -29,13 +29,13 @@ from redline.run.resolve import resolve
 from redline.run.session import Session
 from redline.run.settings import Settings
 
-# Iterations with an update before the clock starts: one for lazy allocations, or more for warm-up and capture of graphs.
+# Iterations with an update before the clock starts: one for lazy allocations, more for warm-up and capture of graphs.
 _WARM_UPDATES, _WARM_UPDATES_GRAPH = 1, 5
-_PATIENCE = 300.0  # seconds until the clock must have started
+_PATIENCE = 300.0  # seconds within which the clock must start
 
 
 class Rate(NamedTuple):
-    """What a trial reached in one measurement."""
+    """Throughput of a trial in one measurement."""
 
     env_steps: float  # per second
     samples: float  # gradient samples per second
@@ -48,16 +48,16 @@ def warm_updates(plan: Plan) -> int:
 
 
 class Trial:
-    """A session of settings, warmed up. Files of the run go to a temporary folder."""
+    """A warmed-up session with given settings. The run's files go to a temporary folder."""
 
     def __init__(self, settings: Settings, patience: float = _PATIENCE) -> None:
         """Build the session and run it until everything is compiled and captured.
 
-        UserError if settings are refused, or if that takes longer than `patience` seconds.
+        Raise UserError if settings are refused, or if this takes longer than `patience` seconds.
         """
         started = time.perf_counter()
         self._folder = tempfile.TemporaryDirectory(prefix="redline-trial-")
-        self.messages: list[str] = []  # such as a fall back to eager
+        self.messages: list[str] = []  # such as a fallback to eager mode
         self._own_threads = torch.get_num_threads()
         try:
             self.plan: Plan = resolve(dataclasses.replace(settings, run_dir=self._folder.name, resume="never"))
@@ -85,7 +85,7 @@ class Trial:
         self.iteration_seconds = time.perf_counter() - began  # of the last
 
     def _read(self) -> int:
-        """Read metrics as at a log point, which waits for the device; return the number of skipped updates."""
+        """Read metrics as at a log point, waiting for the device; return the number of skipped updates."""
         metrics = self.session.read_metrics(max(self.session.updates, 1))
         self.session.collector.episode_stats.read()
         self.session.synchronize()
@@ -113,7 +113,7 @@ class Trial:
             self._chunk = max(1, min(chunk, round(self._chunk * left / (now - chunk_started))))
 
     def _apply_switches(self) -> None:
-        """Set the switches that hold for the whole process: another trial may have changed them since."""
+        """Set the process-wide switches: another trial may have changed them."""
         plan = self.plan
         if plan.threads and not plan.actors:
             torch.set_num_threads(plan.threads)
@@ -133,7 +133,7 @@ class Trial:
 
 @dataclass
 class ChildTrial:
-    """A trial in a process of its own, for switches that a process can set once, and for work that may take too long."""
+    """A trial in a separate process, for switches that can be set only once per process and work that may take too long."""
 
     settings: Settings
 
@@ -152,7 +152,7 @@ class ChildTrial:
         self._process.stdin.flush()
 
     def _receive(self, timeout: float) -> Any:
-        """Return the next record; UserError if the process failed or took longer."""
+        """Return the next record; raise UserError if the process failed or took longer than `timeout`."""
         assert self._process.stdout
         ready, _, _ = select.select([self._process.stdout], [], [], max(timeout, 0.0))
         line = self._process.stdout.readline() if ready else ""
@@ -165,7 +165,7 @@ class ChildTrial:
         return record
 
     def wait_ready(self, timeout: float) -> float:
-        """Wait until the trial is warmed up; return the seconds that took."""
+        """Wait until the trial is warmed up; return the seconds that its preparation took."""
         record = self._receive(timeout)
         self.messages += record["messages"]
         return float(record["preparation"])
@@ -182,7 +182,7 @@ class ChildTrial:
 
 
 def why_not(error: Exception) -> str:
-    """Return why a trial could not be measured, as one line: a refusal, no memory, or a failure."""
+    """Return why a trial could not be measured, as one line: refused settings, out of memory, or a failure."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     return str(error) if isinstance(error, UserError) else fast.first_line(error)

@@ -1,7 +1,7 @@
-"""`redline tune ENV`: the sizes, precision and compile mode with the best measured throughput, written as a TOML file.
+"""`redline tune ENV`: find the sizes, precision and compile mode with the best measured throughput, and write a TOML file.
 
-Sizes and precisions are compared without compilation, which would take longer than everything else; the winner and the defaults
-then run as they would in training, compiled, in turns. The defaults win unless another candidate is measurably faster.
+Sizes and precisions are compared without compilation, which would take longer than everything else; then the winner and the
+defaults run in turns, compiled as in training. The defaults win unless another candidate is measurably faster.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from redline.run.thread_choice import decide
 from redline.tools.trial import ChildTrial
 from redline.tools.tune_search import WORTH, Candidate, Row, Search, compare, largest_batch
 
-# Share of the time for sizes, where the finalists must then be compiled; short trials need less of it on a GPU.
+# Fraction of the time spent on sizes if the finalists must then be compiled; short trials need less of it on a GPU.
 _SEARCH_SHARE = {"cpu": 0.4, "cuda": 0.3}
-_EAGER_SEARCH_SHARE = 0.6  # where they need not
-_BATCH_SECONDS = 8.0  # at most, for the largest batch
+_EAGER_SEARCH_SHARE = 0.6  # if they need not be compiled
+_BATCH_SECONDS = 8.0  # maximum for finding the largest batch
 _FINAL_SECONDS, _FINAL_SHARE = (
     5.0,
     0.15,
-)  # kept for measuring the finalists, at least, and at most as a part of the time
-_AUTOTUNE_SECONDS = 60.0  # at least, to compile with max-autotune
+)  # reserved for measuring the finalists: minimum seconds, and maximum fraction of the time
+_AUTOTUNE_SECONDS = 60.0  # minimum to compile with max-autotune
 CAUTION = (
     "Faster is not always better: more environments and larger batches mean fewer updates in the same number of steps; "
     "compare scores before you rely on it."
@@ -46,7 +46,7 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
     """Search for `seconds`, print a table to `out` and a progress bar to `bar`, and write the best settings to `path`."""
     started = time.perf_counter()
     plan = decide(dataclasses.replace(settings, resume="never"))
-    # Everything that is not tuned is fixed to what the defaults use.
+    # Everything that is not tuned is fixed to the defaults.
     base = dataclasses.replace(
         settings, algo=plan.settings.algo, device=str(plan.device), threads=plan.threads or None, curriculum=False
     )
@@ -56,7 +56,7 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
     print(f"  {'candidate':<28}{'':>10}{'env-steps/s':>13}{'ratio':>8}", file=out, flush=True)
     defaults = Candidate("defaults", {"compile": plan.compile})
     with _progress(bar, seconds) as advance, ExitStack() as stack:
-        # The defaults compile while sizes are searched.
+        # The defaults compile during the search for sizes.
         opened = {defaults: ChildTrial(defaults.settings(base))} if plan.compile else {}
         for trial in opened.values():
             stack.callback(trial.close)
@@ -67,7 +67,7 @@ def tune(settings: Settings, seconds: float, path: Path, out: TextIO, bar: TextI
             advance(time.perf_counter() - started, row.label)
 
         best, batch, iteration = _search(plan, base, started, seconds, show)
-        # The finalists are measured at the end: five turns, or where iterations are long, what fits into a part of the time.
+        # The finalists are measured at the end: five turns, or fewer if iterations are long.
         ready = started + seconds - max(_FINAL_SECONDS, min(5 * iteration, _FINAL_SHARE * seconds))
         finalists = _finalists(plan, defaults, best, ready - time.perf_counter())
         ratios = compare(finalists, base, opened, (ready, started + seconds), show) if len(finalists) > 1 else {}
@@ -100,7 +100,7 @@ def _search(
     plan: Plan, base: Settings, started: float, seconds: float, show: Callable[[Row], None]
 ) -> tuple[Candidate, tuple[int, str], float]:
     """Return the fastest candidate without compilation, the largest batch with the reason for its limit, and the seconds of
-    an iteration of that candidate."""
+    the candidate's iteration."""
     share = _SEARCH_SHARE.get(plan.device.type, _EAGER_SEARCH_SHARE) if plan.compile else _EAGER_SEARCH_SHARE
     deadline = started + seconds * share
     with closing(Search(dataclasses.replace(base, compile=False), deadline, show)) as search:
@@ -110,11 +110,11 @@ def _search(
 
 
 def _finalists(plan: Plan, defaults: Candidate, best: Candidate, seconds: float) -> list[Candidate]:
-    """Return the candidates to compare as they would train, the defaults first. seconds: left to compile them."""
+    """Return the candidates to compare in training, the defaults first. seconds: left for compiling them."""
     finalists = [defaults]
     if best.fields or best.algo_options:
         finalists.append(dataclasses.replace(best, label="best sizes", fields={**best.fields, "compile": plan.compile}))
-    few_cores = plan.hardware.tier == "cpu-few"  # on which compilation would slow the others down
+    few_cores = plan.hardware.tier == "cpu-few"  # compilation would slow the other trials down
     if plan.settings.compile is None and not plan.compile and plan.hardware.compiler and not few_cores:
         finalists.append(dataclasses.replace(best, label="compiled", fields={**best.fields, "compile": True}))
     if plan.compile and plan.device.type == "cuda" and seconds > _AUTOTUNE_SECONDS:
@@ -124,14 +124,14 @@ def _finalists(plan: Plan, defaults: Candidate, best: Candidate, seconds: float)
 
 
 def _describe(plan: Plan) -> dict[str, Any]:
-    """Return the values that tune decides."""
+    """Return the values of the tuned settings."""
     values = {"num_envs": plan.num_envs, "precision": plan.precision, "compile": plan.compile}
     values["compile_mode"] = plan.settings.compile_mode
     return values | {name: getattr(plan.algo_config, name) for name in _SIZES if hasattr(plan.algo_config, name)}
 
 
 def _toml(settings: Settings, tuned: Plan, ratio: float) -> str:
-    """Return the tuned settings and those that were requested, as a file for `redline train --config`."""
+    """Return the tuned and the requested settings as the text of a file for `redline train --config`."""
     values = _describe(tuned)
     general = {"algo": tuned.settings.algo, "device": str(tuned.device)}
     general |= {name: value for name, value in values.items() if name not in _SIZES}
@@ -175,7 +175,7 @@ def _verdict(ratio: float, unfinished: bool, seconds: float, path: Path, env: st
 
 
 class _progress:
-    """A progress bar over the time of the search, on a terminal only."""
+    """A progress bar for the time of the search, only on a terminal."""
 
     def __init__(self, file: TextIO, seconds: float) -> None:
         console = Console(file=file)

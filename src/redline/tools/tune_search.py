@@ -1,7 +1,7 @@
-"""Candidates of `redline tune` and how they are compared: sizes by doubling and halving, each against the best so far.
+"""Candidates of `redline tune` and their comparison: sizes are doubled and halved, each compared with the best so far.
 
-Candidates keep the number of gradient samples per environment step, so that environment steps per second compare them:
-with more environments batches grow alike, and a larger batch means fewer gradient steps.
+Candidates keep the number of gradient samples per environment step, so that environment steps per second are comparable:
+batches grow with the number of environments, and a larger batch means fewer gradient steps.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from redline.run.plan import Plan
 from redline.run.settings import Settings
 from redline.tools.trial import ChildTrial, Trial, warm_updates, why_not
 
-WORTH = 1.03  # a candidate must be so many times as fast as the best so far
-_TURNS, _TURN_SECONDS = 3, 0.4  # a candidate and the best so far are measured in turns, each an iteration at least
+WORTH = 1.03  # a candidate must be this many times as fast as the best so far
+_TURNS, _TURN_SECONDS = 3, 0.4  # a candidate and the best so far are measured in turns of at least one iteration
 _CLEARLY_SLOWER, _CLEARLY_FASTER = 0.9, 1.25  # ratios after which one turn is enough
 _FINAL_TURNS = 5
-_SLOW_GRADIENT = 1.0  # seconds of a gradient after which no larger batch is tried
-_SHARE = 0.5  # of a CPU's free memory that the largest batch may need: the machine must not swap
+_SLOW_GRADIENT = 1.0  # seconds; if a gradient takes longer, no larger batch is tried
+_SHARE = 0.5  # maximum fraction of a CPU's free memory for a batch: the machine must not swap
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Settings to try: fields of Settings and options of the algorithm, over those the user gave."""
+    """Settings to try: fields of Settings and options of the algorithm, overriding the user's."""
 
     label: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -46,17 +46,17 @@ class Candidate:
         return dataclasses.replace(base, **self.fields, algo_options=algo_options)
 
     def change(self, label: str, fields: Mapping[str, Any], algo_options: Mapping[str, Any]) -> Candidate:
-        """Return a candidate that differs from this one."""
+        """Return a changed copy of this candidate."""
         return Candidate(label, {**self.fields, **fields}, {**self.algo_options, **algo_options})
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a candidate."""
+    """The result of a candidate."""
 
     label: str
     per_second: float | None = None  # environment steps
-    ratio: float | None = None  # to the best so far, or in the last round to the defaults
+    ratio: float | None = None  # to the best so far; in the last round, to the defaults
     reason: str = ""  # why it was not measured
     compiled: bool = False
 
@@ -65,13 +65,13 @@ Scale = Callable[[Plan, int, int], tuple[dict[str, Any], dict[str, Any]]]
 
 
 def scale_envs(plan: Plan, up: int, down: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the changes for `up / down` times as many environments, with batches that grow alike."""
+    """Return the changes for `up / down` times as many environments, with batches scaled equally."""
     batch_size = plan.algo_config.batch_size
     return {"num_envs": _times(plan.num_envs, up, down)}, {"batch_size": _times(batch_size, up, down)}
 
 
 def scale_batch(plan: Plan, up: int, down: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the changes for a batch `up / down` times as large; learners from replay then learn more or less often."""
+    """Return the changes for a batch `up / down` times as large; replay learners then train less or more often."""
     config = plan.algo_config
     changes = {"batch_size": _times(config.batch_size, up, down)}
     if hasattr(config, "train_every"):
@@ -82,7 +82,7 @@ def scale_batch(plan: Plan, up: int, down: int) -> tuple[dict[str, Any], dict[st
 
 
 def scale_rollout(plan: Plan, up: int, down: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the changes for rollouts `up / down` times as long, in batches of the same size."""
+    """Return the changes for rollouts `up / down` times as long, with the same batch size."""
     if not hasattr(plan.algo_config, "rollout_steps"):
         raise UserError(f"{plan.settings.algo} has no rollouts")
     steps = _times(plan.algo_config.rollout_steps, up, down)
@@ -99,10 +99,10 @@ SCALES: dict[str, Scale] = {"num_envs": scale_envs, "batch_size": scale_batch, "
 
 
 class Search:
-    """Looks for the fastest candidate without compilation, until a deadline."""
+    """Search for the fastest candidate without compilation, until a deadline."""
 
     def __init__(self, base: Settings, deadline: float, show: Callable[[Row], None]) -> None:
-        """`base` are the user's settings, not compiled; `show` receives every row. Measures the defaults."""
+        """Measure the defaults. base: the user's settings, uncompiled. show: called with every row."""
         self.base, self.deadline, self.show = base, deadline, show
         self.best = Candidate("defaults")
         self.trial = Trial(self.best.settings(base))
@@ -123,7 +123,7 @@ class Search:
             yield from (p for p in ("bf16", "fp16", "tf32") if p != self.default_plan.precision)
 
     def _climb(self, name: str, scale: Scale, up: int, down: int) -> bool:
-        """Double or halve one size as long as that is faster; return whether it was once."""
+        """Double or halve one size as long as that is faster; return whether it ever was."""
         climbed = False
         while time.perf_counter() < self.deadline:
             plan = self.trial.plan
@@ -139,13 +139,13 @@ class Search:
         return climbed
 
     def _challenge(self, candidate: Candidate, factor: float) -> bool:
-        """Measure a candidate in turns with the best so far, and keep it if it is clearly faster.
+        """Measure a candidate in turns with the best so far, keep it if it is clearly faster, and return whether it was.
 
-        factor: how many times as long as the best's its iterations will take, at most.
+        factor: upper bound for the length of its iterations, relative to those of the best.
         """
         left = self.deadline - time.perf_counter()
         turn = max(_TURN_SECONDS, self.trial.iteration_seconds)
-        # The first trial also loaded what all of them use: its preparation says nothing about the next one's.
+        # Estimated, since the first trial's preparation also loaded code that all trials share.
         warm_up = warm_updates(self.trial.plan) * self.trial.iteration_seconds
         if left < factor * (warm_up + turn) + turn:
             self.show(Row(candidate.label, reason="no time left"))
@@ -153,7 +153,7 @@ class Search:
         try:
             with warnings.catch_warnings(action="ignore"):
                 challenger = Trial(candidate.settings(self.base), patience=left)
-        except Exception as error:  # refused, out of memory, or not possible here
+        except Exception as error:  # refused, out of memory, or impossible here
             self.show(Row(candidate.label, reason=why_not(error)))
             return False
         speeds, ratios = [], []
@@ -184,17 +184,17 @@ def compare(
     deadlines: tuple[float, float],
     show: Callable[[Row], None],
 ) -> dict[Candidate, float]:
-    """Return how many times as fast as the first finalist each one is, measured in turns.
+    """Return the speed of each finalist relative to the first one, measured in turns.
 
-    Each runs in a process of its own, some are `opened` already, and they compile at the same time. deadlines: when they
-    must be ready, else they drop out, and when to end. Nothing is returned if the first drops out.
+    Each runs in a separate process, some already `opened`, and they compile at the same time. deadlines: when they must be
+    ready, or else drop out, and when to end. The result is empty if the first drops out.
     """
     trials = {candidate: opened.get(candidate) or ChildTrial(candidate.settings(base)) for candidate in finalists}
     rates: dict[Candidate, list[float]] = {candidate: [] for candidate in finalists}
     try:
         for candidate, trial in trials.items():
             if reason := _wait(trial, deadlines[0]):
-                trial.close()  # it would go on compiling while others are measured
+                trial.close()  # it would keep compiling while others are measured
                 del rates[candidate]
                 show(Row(candidate.label, reason=reason, compiled=True))
         while finalists[0] in rates and len(rates[finalists[0]]) < _FINAL_TURNS:
@@ -223,7 +223,7 @@ def _wait(trial: ChildTrial, deadline: float) -> str:
 
 
 def largest_batch(plan: Plan, deadline: float) -> tuple[int, str]:
-    """Return the largest batch, a power of two times the plan's, whose gradient fits, and why no larger one was tried."""
+    """Return the largest batch whose gradient fits, a power of two times the plan's, and why no larger one was tried."""
     learn, on_gpu = workloads(plan)[1], plan.device.type == "cuda"
     used_before = psutil.Process().memory_info().rss
     size, largest = plan.algo_config.batch_size, 0

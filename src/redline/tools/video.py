@@ -11,11 +11,11 @@ from PIL import Image
 
 from redline.core.errors import StorageError, UserError
 
-LAST_SECONDS = 1.5  # that the last picture stays
+LAST_SECONDS = 1.5  # for which the last picture stays
 
 
 def check_video() -> None:
-    """Raise UserError where the extra is missing."""
+    """Raise UserError if the extra `video` is not installed."""
     try:
         import imageio_ffmpeg  # noqa: F401
     except ImportError:
@@ -23,7 +23,7 @@ def check_video() -> None:
 
 
 def write_mp4(path: Path, images: Iterable[Image.Image], fps: float = 12) -> None:
-    """Write pictures of one size, with even sides, as a video."""
+    """Write equally large pictures, with even sides, as a video."""
     check_video()
     import imageio_ffmpeg
 

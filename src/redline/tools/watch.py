@@ -1,7 +1,7 @@
-"""Watch an agent play: drawn in the terminal, or recorded as a GIF or a video.
+"""Show an agent playing: drawn in the terminal, or recorded as a GIF or a video.
 
-The game shown is the first one of environment 0 for a seed, as a batch of any size plays it. It runs on the CPU, at a
-person's speed. Tensor games are drawn from their `cells`, CPU environments by their own `render`.
+The game shown is the first one of environment 0 for a seed, the same as in a batch of any size. It runs on the CPU, slowly
+enough to watch. Tensor games are drawn from their `cells`, CPU environments by their own `render`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     length: int  # steps
     reward: float  # sum of rewards
     won: bool
-    truncated: bool  # ended by the rules, the time limit or the length of the recording
+    truncated: bool  # by the rules, the time limit or the length of the recording
 
     @property
     def outcome(self) -> str:
@@ -59,11 +59,11 @@ class Frame(NamedTuple):
     picture: draw.Pixels  # (H, W) cells of a tensor game, (H, W, 3) RGB of a CPU environment
     result: Result  # so far
     ended: bool
-    links: draw.Pixels | None = None  # (H, W) of a tensor game that says how its cells are linked
+    links: draw.Pixels | None = None  # (H, W) of a tensor game that defines links between cells
 
 
 def play(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
-    """Yield the games of environment 0 for `seed`, one after another without end: the start of each, then every step."""
+    """Yield the frames of environment 0's games for `seed`, endlessly: the start of each game, then every step."""
     return _play_cpu_env(rules, act, seed) if rules.game.ON_CPU else _play_tensor_game(rules, act, seed)
 
 
@@ -112,12 +112,12 @@ def _play_cpu_env(rules: Rules, act: Act, seed: int) -> Iterator[Frame]:
 
 
 def film(rules: Rules, count: int, first: int = 0) -> tuple[GymEnvs, list[Camera]]:
-    """Return `count` CPU environments that render a picture at every reset and step; UserError where they cannot.
+    """Return `count` CPU environments and their cameras, which render every reset and step; UserError if they cannot.
 
-    first: index of the first, which chooses its level where there are several.
+    first: index of the first environment, which selects its level if there are several.
     """
     game: Any = rules.game
-    # pygame draws into memory here: it must neither greet on standard output nor look for a screen or a loudspeaker.
+    # pygame draws to memory here: it must not print a greeting or look for a screen or sound device.
     for name, value in (
         ("PYGAME_HIDE_SUPPORT_PROMPT", "1"),
         ("SDL_VIDEODRIVER", "dummy"),
@@ -142,7 +142,7 @@ def film(rules: Rules, count: int, first: int = 0) -> tuple[GymEnvs, list[Camera
 
 
 class Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps a picture of every reset and step, because an environment is reset in the step that ends its episode."""
+    """Keep a picture of every reset and step, because environments are reset in the step that ends their episode."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         super().__init__(env)
@@ -162,7 +162,7 @@ class Camera(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _shoot(self) -> None:
         try:
             picture: Any = self.env.render()
-        except (gymnasium.error.Error, ImportError) as error:  # most often pygame is missing, and the message says so
+        except (gymnasium.error.Error, ImportError) as error:  # usually pygame is missing, as the message says
             raise UserError(f"{self.name} cannot be drawn: {' '.join(str(error).split()).rstrip('.')}.") from error
         except NotImplementedError as error:
             raise _no_pictures(self.name) from error
@@ -176,7 +176,7 @@ def _no_pictures(name: str) -> UserError:
 
 
 def why_not_drawn(rules: Rules) -> str:
-    """Return the sentence with which watching a CPU environment is refused here; empty where it can be watched."""
+    """Return the error message if a CPU environment cannot be drawn here; empty if it can."""
     if not rules.game.ON_CPU:
         return ""
     frames = play(rules, lambda obs, _: torch.zeros(len(obs), dtype=torch.int64), 0)
@@ -194,7 +194,7 @@ def play_terminal(
 ) -> list[Result]:
     """Play `games` games, drawn in place at `fps` frames per second; then print the last frame and a line for each game.
 
-    Where `out` (standard output by default) is no terminal, or one too small for the board, only the end is printed.
+    If `out` (standard output by default) is not a terminal, or is too small for the board, only the end is printed.
     """
     if fps <= 0:
         raise UserError(f"fps is {fps:g}; expected more than 0 frames per second.")
@@ -214,7 +214,7 @@ def play_terminal(
                     steps = sum(result.length for result in results) + frame.result.length
                     status = f"game {len(results) + 1} of {games}   {status}   step {steps}"
                 _paint(out, [*screen.lines(frame.picture), "", status[: screen.columns - 1]])
-                # Each frame is due a fixed time after the last; time lost to a slow agent is not caught up in a rush.
+                # Each frame is due a fixed time after the previous one; delays of a slow agent are not made up for.
                 due = max(due + (1 / fps if not frame.ended else BETWEEN_GAMES), time.monotonic())
             if frame.ended:
                 results.append(frame.result)
@@ -230,15 +230,15 @@ def play_terminal(
 
 
 class _Screen:
-    """How frames are drawn on an output: style, size and scale; scale 0 where they cannot be drawn in place."""
+    """How to draw frames on an output: style, size and scale; scale 0 if they cannot be drawn in place."""
 
     def __init__(self, out: TextIO, rules: Rules, picture: draw.Pixels) -> None:
         self.palette, self.score_name = rules.game.PALETTE, rules.game.spec(rules.config).score_name
         self.style: draw.Style = draw.style_of(out)
         self.rows, self.columns = _terminal_size(out)
-        if picture.ndim == 3:  # a picture is resized to what fits
+        if picture.ndim == 3:  # pictures are resized to fit
             self.scale = int(self.rows > 2 and self.columns > 1 and self.style != "letters")
-        else:  # as large as there is room for: a board of one pixel per cell is small on a screen
+        else:  # as large as fits: one pixel per cell would be small
             self.scale = next((s for s in (2, 1) if self._fits(picture, s)), 0)
         if self.rows and not self.scale:
             print("The terminal cannot show the game while it is played; its end follows.", file=out)
@@ -251,14 +251,14 @@ class _Screen:
         return draw.board_lines(picture, self.palette, self.style, self.scale or 1)
 
     def _fits(self, cells: draw.Pixels, scale: int) -> bool:
-        """Say whether a board and the line beneath fit without touching the last column, where terminals differ."""
+        """Return whether a board and the line below fit without using the last column, where terminals differ."""
         height, width = cells.shape
         lines, columns = draw.board_size((height, width), self.style, scale)
         return lines + 2 <= self.rows and columns < self.columns
 
 
 def record(rules: Rules, act: Act, seed: int, max_steps: int = 2000) -> list[Frame]:
-    """Play one game, at most `max_steps` of it, and return its frames; the last one holds the result."""
+    """Return the frames of one game, of at most `max_steps` steps; the last one holds the result."""
     if max_steps < 1:
         raise UserError(f"max_steps is {max_steps}; expected at least 1.")
     frames: list[Frame] = []
@@ -273,7 +273,7 @@ def record(rules: Rules, act: Act, seed: int, max_steps: int = 2000) -> list[Fra
 def record_gif(
     rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000
 ) -> Result:
-    """Play one game, at most `max_steps` of it, and write it to `path` as an animation."""
+    """Play one game, at most `max_steps` steps, write it to `path` as an animation and return its result."""
     frames = record(rules, act, seed, max_steps)
     if rules.game.ON_CPU:
         images = [enlarge_picture(frame.picture).quantize(256, dither=Image.Dither.NONE) for frame in frames]
@@ -287,7 +287,7 @@ def record_gif(
 def record_mp4(
     rules: Rules, act: Act, seed: int, path: str | Path, *, fps: float = 12, max_steps: int = 2000
 ) -> Result:
-    """Play one game, at most `max_steps` of it, and write it to `path` as a video."""
+    """Play one game, at most `max_steps` steps, write it to `path` as a video and return its result."""
     frames = record(rules, act, seed, max_steps)
     drawings = None if rules.game.ON_CPU else _drawings(rules, frames)
 
@@ -307,14 +307,14 @@ def _drawings(rules: Rules, frames: list[Frame]) -> CellDrawings:
 
 
 def paint_step(rules: Rules, painted: Tensor, before: Any, after: Any) -> Tensor:
-    """Return the boards of `after` (N, H, W), with colours carried over from `painted` where the game keeps them so."""
+    """Return the boards of `after` (N, H, W), with colours carried over from `painted` if the game defines `paint`."""
     if rules.game.paint:
         return rules.game.paint(rules.config, painted, before, after)
     return draw_cells(rules.game, rules.config, after)
 
 
 def _links(rules: Rules, state: Any) -> draw.Pixels | None:
-    """Return how the cells of one game's board are linked, (H, W); None where the game does not say."""
+    """Return the links between the cells of one game's board, (H, W); None if the game defines none."""
     if rules.game.links is None:
         return None
     links: draw.Pixels = rules.game.links(rules.config, state)[0].numpy()
@@ -322,14 +322,14 @@ def _links(rules: Rules, state: Any) -> draw.Pixels | None:
 
 
 def _line(score_name: str, frame: Frame) -> str:
-    """Return score, steps and reward of a game as a line, with the outcome at its end."""
+    """Return score, steps and reward of a game as a line, with the outcome once the game has ended."""
     result = frame.result
     line = f"{score_name} {result.score:g}   {result.length} steps   reward {result.reward:.2f}"
     return f"{line}   {result.outcome}" if frame.ended else line
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:
-    """Return lines and columns; 0 where frames cannot be drawn in place."""
+    """Return lines and columns; 0 if frames cannot be drawn in place."""
     if not out.isatty() or os.environ.get("TERM") == "dumb":
         return 0, 0
     with suppress(OSError):
@@ -342,7 +342,7 @@ def _terminal_size(out: TextIO) -> tuple[int, int]:
 
 @contextmanager
 def _alternate_screen(out: TextIO) -> Iterator[None]:
-    """Switch to the terminal's alternate screen without a cursor, and back however the block ends."""
+    """Switch to the terminal's alternate screen without a cursor while entered, and always back on exit."""
     try:
         out.write(_ENTER)
         yield
@@ -358,6 +358,6 @@ def leave_screen(out: TextIO) -> None:
 
 
 def _paint(out: TextIO, lines: list[str]) -> None:
-    """Overwrite the screen in one write: clearing it first would flicker."""
+    """Overwrite the screen in one write, since clearing it first would flicker."""
     out.write(_HOME + "\n".join(line + _CLEAR_LINE for line in lines) + _CLEAR_BELOW)
     out.flush()

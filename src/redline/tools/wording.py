@@ -1,7 +1,7 @@
-"""Evaluation results as text: one run, several runs side by side, and the last lines of training.
+"""Evaluation results as text: for one run, for several runs side by side, and for the last lines of training.
 
-`redline eval --json` holds the same figures for programs. A figure that cannot be estimated is None there and is left
-out or shown as "-" here.
+`redline eval --json` prints the same figures for programs. A figure that cannot be estimated is None there, and left out or
+shown as "-" here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def evaluation(result: dict[str, Any], spec: Spec) -> str:
-    """Return the figures of one run, a line each."""
+    """Return the figures of one run, one per line."""
     interval, iqm_interval = " (one game has no interval)", ""
     if result["score_low"] is not None:
         interval = f" ± {result['score_ci95']:.2f} (95 %), {_interval(result, 'score')} by bootstrap"
@@ -35,7 +35,7 @@ def evaluation(result: dict[str, Any], spec: Spec) -> str:
 
 
 def levels(result: dict[str, Any]) -> dict[str, str]:
-    """Return a line for each level, by name, where the games were of several."""
+    """Return a line for each level, by name; empty unless there are several levels."""
     return {
         f"level {level}": f"{figures['score_mean']:.2f}, won {100 * figures['win_rate']:.1f} % of {figures['episodes']}"
         for level, figures in result.get("levels", {}).items()
@@ -43,13 +43,13 @@ def levels(result: dict[str, Any]) -> dict[str, str]:
 
 
 def checkpoint_name(record: Mapping[str, Any]) -> str:
-    """Return the step of the agent that a record is about, and how it was chosen unless by that step: step 5,000 (best)."""
+    """Return the step of a record's agent, and how it was chosen unless by step: step 5,000 (best)."""
     chosen = record.get("checkpoint", "newest")
     return f"step {record['env_steps']:,.0f}" + (f" ({chosen})" if chosen in ("newest", "best") else "")
 
 
 def comparison(result: dict[str, Any], spec: Spec) -> str:
-    """Return the figures of several runs: a table with a row each, then those over all runs."""
+    """Return the figures of several runs: a table with a row for each, then the figures over all runs."""
     columns = _columns(result, spec)
     rows = [list(columns), *([column(run) for column in columns.values()] for run in result["runs"])]
     lines = [f"{len(rows) - 1} runs of {result['env']}, {result['actions']}, on the same held-out games", *table(rows)]
@@ -68,7 +68,7 @@ def comparison(result: dict[str, Any], spec: Spec) -> str:
 
 
 def _columns(result: dict[str, Any], spec: Spec) -> dict[str, Callable[[dict[str, Any]], str]]:
-    """Return the columns of the comparison: heading -> cell of a run. Those that say nothing here are left out."""
+    """Return the columns of the comparison: heading -> function that returns a run's cell. Uninformative ones are left out."""
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "run": lambda run: str(run["run"]),
         "algo": lambda run: str(run["algo"]),
@@ -80,13 +80,13 @@ def _columns(result: dict[str, Any], spec: Spec) -> dict[str, Callable[[dict[str
     if spec.winnable:
         columns["won"] = lambda run: f"{100 * run['win_rate']:.1f} %"
         columns["steps a win"] = lambda run: f"{run['steps_per_win']:.0f}" if run["steps_per_win"] else "-"
-    if result["finished"] != result["episodes"]:  # some games were cut off, so that the mean is too low
+    if result["finished"] != result["episodes"]:  # some games were stopped early, so the mean is too low
         columns["per game over"] = _censored
     return columns
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Return rows of cells as aligned lines: the first column to the left, the others to the right."""
+    """Return rows of cells as aligned lines: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *others in rows:
@@ -96,7 +96,7 @@ def table(rows: list[list[str]]) -> list[str]:
 
 
 def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
-    """Return the score at the end of training, and a note where games were stopped before their end."""
+    """Return the score at the end of training, and a note if games were stopped early."""
     won = f", won {100 * result['win_rate']:.1f} %" if spec.winnable else ""
     lines = [
         f"Greedy score over {result['eval_episodes']} held-out games: {result['score_mean']:.2f} ± "
@@ -112,7 +112,7 @@ def final_score(result: dict[str, Any], spec: Spec) -> list[str]:
 
 
 def per_game_over(result: dict[str, Any]) -> str:
-    """Return the score per game over, which does not depend on where the step limit ended the games."""
+    """Return the score per game over, which does not depend on the step limit."""
     count, steps = result["game_overs"], f"{result['eval_steps']:,} steps"
     if not count:
         low = result["score_censored_low"]
@@ -144,7 +144,7 @@ def _figure(value: float | None) -> str:
 
 
 def _interval(result: dict[str, Any], name: str, scale: float = 1.0, digits: int = 2) -> str:
-    """Return a figure's interval, "-" where there is none."""
+    """Return a figure's interval as text; "-" if there is none."""
     low, high = result[f"{name}_low"], result[f"{name}_high"]
     if low is None or high is None:
         return "-"
@@ -157,13 +157,13 @@ def _in_brackets(result: dict[str, Any], name: str) -> str:
 
 
 def _wins(result: dict[str, Any]) -> str:
-    """Return the win rate, its interval with the method, and the steps a won game took."""
+    """Return the win rate, its interval with the method, and the steps per won game."""
     interval = f"(95 %: {_interval(result, 'win_rate', 100, 1)}, {result['win_rate_interval']})"
     steps = f", {result['steps_per_win']:.0f} steps a win" if result["steps_per_win"] else ""
     return f"{100 * result['win_rate']:.1f} % {interval}{steps}"
 
 
 def _unfinished(result: dict[str, Any]) -> str:
-    """Return a note where games were cut off: their scores would have become higher."""
+    """Return a note if games were stopped early: their scores could have become higher."""
     unfinished = result["episodes"] - result["finished"]
     return f"; {unfinished} still going on count as they stood" if unfinished else ""

@@ -1,4 +1,4 @@
-"""The arena: a person plays a game by keys, alone or against an agent that plays a game of the same seed beside it."""
+"""The arena: a person plays a game with keys, alone or against an agent that plays a game with the same seed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from redline.web.player import Commands, Send
 from redline.web.scores import add_score, read_scores
 from redline.web.wall import TensorGames, TensorWall
 
-YOU, AGENT = 0, 1  # numbers of the two games in messages
-_UNHURRIED = 2.0  # steps per second of an opponent in a game that waits for keys
-_WAITING_KEYS = 2  # keys pressed faster than steps are taken; more are dropped
+YOU, AGENT = 0, 1  # indices of the two games in messages
+_UNHURRIED = 2.0  # steps per second of an opponent in games that wait for keys
+_WAITING_KEYS = 2  # buffered keys, if pressed faster than steps are taken; more are dropped
 
 
 def human_rules(env: str, options: dict[str, Any], agent: Agent | None = None) -> Rules:
-    """Return the rules by which a person plays: the game's options for people, on the board of the agent."""
+    """Return the rules for a human player: the game's options for people, with the agent's board."""
     shared = agent.env_options if agent else {}
     plain = make_rules(env, {})
     if plain.game.ON_CPU or plain.game.controls is None:
@@ -39,7 +39,7 @@ def human_rules(env: str, options: dict[str, Any], agent: Agent | None = None) -
 
 
 class Arena:
-    """One match after another: ready, playing, paused, over."""
+    """Play one match after another, in the phases ready, playing, paused and over."""
 
     def __init__(self, job: dict[str, Any], send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self.job, self.send, self.clock = job, send, clock
@@ -50,7 +50,7 @@ class Arena:
         self.start()
 
     def start(self) -> None:
-        """Set up a new match: both games of one seed."""
+        """Set up a new match: both games with the same seed."""
         seed = secrets.randbelow(1 << 31) if self.job.get("seed") is None else self.job["seed"] + self.matches
         self.matches += 1
         self.phase, self.level = "ready", 1
@@ -75,7 +75,7 @@ class Arena:
         return int(self.you.envs.episode.score[0])
 
     def obey(self, command: dict[str, Any]) -> None:
-        """A key, a new match, or a pause."""
+        """Handle a command: a key, a new match, or a pause."""
         do, value = command.get("do"), command.get("value")
         if do == "new" or (do == "key" and value == "Enter" and self.phase == "over"):
             self.start()
@@ -96,7 +96,7 @@ class Arena:
         self._due = self._opponent_due = self.clock()
 
     def advance(self) -> float:
-        """Take the steps that are due and send what changed; returns the seconds until the next."""
+        """Take the steps that are due and send changes; return the seconds until the next step."""
         now = self.clock()
         if self.phase == "playing" and (now >= self._due if self.controls.ticks else self.keys):
             self._due = max(self._due + 1 / self.controls.ticks, now) if self.controls.ticks else now
@@ -116,7 +116,7 @@ class Arena:
         idle = self.last if self.controls.idle is None else self.controls.idle
         action = self.keys.popleft() if self.keys else idle
         legal = batch.legal(self.you.rules, self.you.envs.game)
-        if action is None or (legal is not None and not legal[0, action]):  # a slip of the finger is no move
+        if action is None or (legal is not None and not legal[0, action]):  # ignore illegal keys
             return
         self.last = action
         self.you.play(torch.tensor([action]))
@@ -142,7 +142,7 @@ class Arena:
         self._changed = True
 
     def send_stages(self) -> None:
-        """Describe the games, once."""
+        """Send the stages of the games, once."""
         self.send({"type": "stage", "run": YOU, **describe_stage(self.base_rules)})
         if self.opponent:
             self.send({"type": "stage", "run": AGENT, **self.opponent.stage()})
@@ -163,7 +163,7 @@ class Arena:
             self.send({"type": "frame", "run": AGENT, "games": self.opponent.frame()})
 
     def run(self, commands: Commands) -> None:
-        """Play until the commands end."""
+        """Play until the command stream ends."""
         self.send_stages()
         wait = 0.0
         while True:
@@ -173,9 +173,9 @@ class Arena:
 
 
 def board_name(env: str, rules: Rules) -> str:
-    """Return the name under which high scores are kept: the game and its options that differ from those for people.
+    """Return the key of the high-score table: the game and its options that differ from the defaults for people.
 
-    Rewards do not count: a person plays for the score.
+    Options of rewards are ignored: a person plays for the score.
     """
     usual = vars(change_rules(make_rules(env, {}), rules.game.HUMAN).config)
     options = {name: value for name, value in sorted(vars(rules.config).items()) if usual[name] != value}

@@ -1,6 +1,6 @@
-"""Games as messages: the stage on which a game is drawn, once, and a frame for each moment.
+"""Encode games as messages: a stage, sent once, and a frame for each step.
 
-stage  palette, size, names of actions and side boards: everything that does not change
+stage  palette, size, names of actions and side boards: everything that never changes
 frame  cells as base64 of (H, W) bytes, or a picture as a JPEG; score, outcome, outputs of the network
 """
 
@@ -20,11 +20,11 @@ from redline.envs import Rules
 from redline.run.agent import Agent
 from redline.tools.draw import Palette, Pixels
 
-PICTURE_SIDE = 480  # pixels of the longer side of a rendered frame, at most
+PICTURE_SIDE = 480  # maximum pixels of a rendered frame's longer side
 
 
 def describe_stage(rules: Rules, algo: str | None = None) -> dict[str, Any]:
-    """Return what a viewer must know once about an environment, and about the outputs of an algorithm that plays it."""
+    """Return the stage of an environment: everything constant, including a description of the algorithm's outputs."""
     game, spec = rules.game, rules.game.spec(rules.config)
     names = getattr(game, "action_names", None)
     stage: dict[str, Any] = {
@@ -41,7 +41,7 @@ def describe_stage(rules: Rules, algo: str | None = None) -> dict[str, Any]:
 
 
 def hex_colours(palette: Palette) -> list[str]:
-    """Return the colours of a palette as a page spells them."""
+    """Return the colours of a palette as CSS hex strings."""
     return ["#{:02x}{:02x}{:02x}".format(*rgb) for _, rgb in palette]
 
 
@@ -75,7 +75,7 @@ def encode_games(rules: Rules, state: Any, painted: Tensor) -> list[dict[str, An
 
 
 class Outputs:
-    """The outputs of an agent's network for N games: its greedy actions, and figures to show."""
+    """The outputs of an agent's network for N games: greedy actions and figures to show."""
 
     def __init__(self, agent: Agent, obs: Tensor, legal: Tensor | None) -> None:
         net: Any = agent.net
@@ -93,7 +93,7 @@ class Outputs:
         self._legal = None if legal is None else legal.cpu().tolist()
 
     def describe(self, game: int) -> dict[str, Any]:
-        """Return what to show beside a game: a figure for each action (None: illegal), the choice and the value."""
+        """Return the outputs to show next to a game: a figure for each action (None: illegal), the action and the value."""
         legal = self._legal[game] if self._legal else [True] * len(self._figures[game])
         figures = [finite(x) if allowed else None for x, allowed in zip(self._figures[game], legal, strict=True)]
         shown = {"outputs": figures, "action": int(self.actions[game])}
@@ -101,7 +101,7 @@ class Outputs:
 
 
 def finite(value: float, digits: int = 4) -> float | None:
-    """Return a number as JSON can hold it, rounded; None for NaN and infinities."""
+    """Return a number rounded for JSON; None for NaN and infinities."""
     return round(value, digits) if math.isfinite(value) else None
 
 

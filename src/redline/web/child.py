@@ -8,7 +8,7 @@ from typing import Any
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Close the process's standard input, at which it ends; kill it if it does not."""
+    """Close the process's standard input, which should end it; kill it if it does not end."""
     with contextlib.suppress(OSError):
         if process.stdin:
             process.stdin.close()

@@ -1,9 +1,9 @@
-"""The page of a run in training: a process of its own beside the training process, which never waits for it.
+"""The page of a run in training, served by a separate process that training never waits for.
 
     python -m redline.web.dashboard '{"run": "runs/a", "host": "127.0.0.1", "port": null}'
 
-It prints its address, or why there is none, as the first line, and ends when its standard input closes: with the process
-that started it, however that ends.
+It prints its address, or why there is none, as the first line, and ends when its standard input closes, and so whenever the
+process that started it ends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from redline.core.errors import UserError
 from redline.web import child
 
-_NICE = 10  # gives way to training; the player gives way even more
+_NICE = 10  # lower priority than training; the player's is lower still
 
 
 class Dashboard:
-    """The training process's side: starts the server process and ends it."""
+    """The training process's handle: starts and ends the server process."""
 
     def __init__(self, run_dir: Path, host: str, port: int | None, say: Callable[[str], None]) -> None:
-        """say: receives a line with the address once the server listens, or the reason why it does not."""
+        """say: called with the address once the server listens, or with the reason why it does not."""
         job = {"run": str(run_dir), "host": host, "port": port}
         paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
@@ -39,7 +39,7 @@ class Dashboard:
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | paths,
-            start_new_session=True,  # Ctrl-C is for training, which closes the page at its end
+            start_new_session=True,  # Ctrl-C only reaches training, which closes the page when it ends
         )
         threading.Thread(target=self._report, args=(say,), daemon=True).start()
 

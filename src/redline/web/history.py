@@ -1,4 +1,4 @@
-"""The history of a run for its curves: read from metrics.jsonl as it grows, kept within a bounded number of points."""
+"""The history of a run, for its curves: read from metrics.jsonl as it grows, with a bounded number of points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from redline.run.run_folder import METRICS
 
-MAX_POINTS = 480  # of a curve, an even number; then neighbours are merged in pairs
+MAX_POINTS = 480  # per curve, an even number; at the limit, neighbours are merged in pairs
 _CHUNK = 1 << 20  # bytes read at once
 _MAX_LINE = 1 << 16
 CHARTS = (  # series -> title and unit; `score` is called by the name of the game's score
@@ -32,7 +32,7 @@ Point = list[float | None]  # environment steps, seconds, then a value for each 
 
 
 class History:
-    """Points of all series. `revision` changes when points that were sent before have been merged or dropped."""
+    """Points of all series. `revision` changes when existing points were merged or dropped."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -60,14 +60,14 @@ class History:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number with six digits, None for anything else."""
+    """Return a finite number with six digits; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _merge(points: list[Point]) -> Point:
-    """Return the mean of points, at the place of the last of them."""
+    """Return the mean of points, at the last one's steps and seconds."""
     means = []
     for values in list(zip(*points, strict=True))[2:]:
         known = [value for value in values if value is not None]
@@ -76,7 +76,7 @@ def _merge(points: list[Point]) -> Point:
 
 
 class MetricsReader:
-    """Follows metrics.jsonl of a run folder, and starts over when training has rewritten it."""
+    """Follow a run folder's metrics.jsonl, starting over if training rewrites it."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path, self.history = run_dir / METRICS, History()
@@ -86,7 +86,7 @@ class MetricsReader:
         self._offset, self._rest = 0, b""
 
     def read(self) -> bool:
-        """Read at most a chunk of what is new; returns whether there may be more."""
+        """Read at most one chunk of new data; return whether there may be more."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Viewers: each has a bounded outbox. A slow one loses frames, never memory, and nobody waits for it."""
+"""Send messages to viewers through bounded outboxes: a slow viewer misses frames but costs no memory or waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_MESSAGE = 1024  # bytes from a viewer
 MAX_WAITING = 64  # messages in an outbox besides frames
 _MESSAGES_PER_SECOND = 60.0
 _BURST = 120.0  # messages at once
-_SEND_SECONDS = 30.0  # after which a viewer that takes nothing is dismissed
+_SEND_SECONDS = 30.0  # after which a viewer that receives nothing is disconnected
 
 
 class Outbox:
@@ -27,7 +27,7 @@ class Outbox:
         self._messages: deque[str] = deque()
         self._ready = asyncio.Event()
         self.dropped = 0  # frames replaced before they were sent
-        self.lost = False  # more messages than fit: the viewer has to start over
+        self.lost = False  # too many messages: the viewer has to reconnect
 
     def put(self, text: str, frame_of: Any = None) -> None:
         """Add a message; a frame replaces an unsent one of the same run, `frame_of`."""
@@ -42,7 +42,7 @@ class Outbox:
         self._ready.set()
 
     async def get(self) -> str:
-        """Return the next message: the others before frames."""
+        """Return the next message; frames come last."""
         while not self._messages and not self._frames:
             self._ready.clear()
             await self._ready.wait()
@@ -55,19 +55,19 @@ class Hub:
     """All viewers of a server."""
 
     def __init__(self, greet: Callable[[], list[str]], obey: Callable[[dict[str, Any]], None]) -> None:
-        """greet: messages for a new viewer. obey: called with every well-formed command of a viewer."""
+        """greet: returns messages for a new viewer. obey: called with every valid command from a viewer."""
         self.outboxes: set[Outbox] = set()
-        self.on_change: Callable[[], None] = lambda: None  # when the number of viewers changes
+        self.on_change: Callable[[], None] = lambda: None  # called when the number of viewers changes
         self._greet, self._obey = greet, obey
 
     def send(self, message: dict[str, Any] | str, frame_of: Any = None) -> None:
-        """Send a message to all viewers. Returns at once."""
+        """Queue a message for all viewers, without waiting."""
         text = message if isinstance(message, str) else json.dumps(message, separators=(",", ":"))
         for outbox in self.outboxes:
             outbox.put(text, frame_of)
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one viewer until it leaves, misbehaves or takes nothing any more."""
+        """Serve one viewer until it disconnects, misbehaves or stops receiving."""
         if len(self.outboxes) >= MAX_VIEWERS:
             await socket.accept()
             await socket.close(1013, "Too many viewers; close another one first.")
@@ -113,7 +113,7 @@ class Hub:
 
 
 def parse_command(text: str) -> dict[str, Any] | None:
-    """Return a viewer's command, `do` with a short string, number or nothing as `value`; None for anything else."""
+    """Return a viewer's command, `do` with a short string, a number or None as `value`; None if it is invalid."""
     try:
         command = json.loads(text) if len(text) <= MAX_MESSAGE else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The page on which a person plays: keys go to the player process, boards come back."""
+"""The page on which a person plays: it sends keys to the player process and receives boards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _COMMANDS = ("key", "new", "pause")
 
 
 class PlayPage:
-    """State of the page, for all its viewers: they see, and play, the same match."""
+    """The page's state, shared by all viewers: they see and play the same match."""
 
     html = "play.html"
 
     def __init__(self, job: dict[str, Any]) -> None:
-        """job: what the arena needs, as in `redline.web.arena`."""
+        """job: description of the match, see `redline.web.arena`."""
         self.title, self.against = job["env"], job.get("against")
         self.player = PlayerLink({"kind": "play", **job})
         self.hub = Hub(self.greet, self.obey)
@@ -27,7 +27,7 @@ class PlayPage:
         self.player.start()
 
     async def run(self) -> None:
-        """Hand messages of the player to the viewers until cancelled."""
+        """Forward the player's messages to the viewers until cancelled."""
         self.player.on_message, self.player.on_end = self._from_player, self._player_ended
         self.player.attach(asyncio.get_running_loop())
         await asyncio.Event().wait()
@@ -40,7 +40,7 @@ class PlayPage:
         return [json.dumps({"type": "hello", "title": self.title, "against": bool(self.against)}), *self._kept.values()]
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Pass a key, a new match or a pause on to the player."""
+        """Forward a key, a new match or a pause to the player."""
         if command["do"] in _COMMANDS:
             self.player.command(command["do"], command.get("value"))
 

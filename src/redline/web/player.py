@@ -1,7 +1,7 @@
-"""The player: a process that plays games for viewers and writes a message a line to its standard output.
+"""The player: a process that plays games for viewers and writes one message per line to standard output.
 
-It reads commands from standard input, a JSON object a line, and ends when that closes. It never uses more of the CPU than
-it was granted, plays nothing while nobody watches, and waits where its messages are not read.
+It reads commands from standard input, one JSON object per line, and ends when that closes. It stays within its granted share of
+the CPU, pauses while there are no viewers, and waits if its messages are not read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, TextIO
 
 Send = Callable[[dict[str, Any]], None]
 
-REFRESH_SECONDS = 4.0  # between two looks for newer weights
-_LONGEST_PAUSE = 1.0  # seconds between two frames, however little of the CPU there is
+REFRESH_SECONDS = 4.0  # between two checks for newer weights
+_LONGEST_PAUSE = 1.0  # maximum seconds between two frames, however small the CPU share
 MAX_SPEED = 60.0  # steps per second
 
 
 class Throttle:
-    """Keeps a loop at its pace, and its CPU time below a share of one core."""
+    """Keep a loop at its pace, and its CPU time below a share of one core."""
 
     def __init__(self) -> None:
         self.share = 1.0
         self._used, self._due = time.process_time(), time.monotonic()
 
     def pause(self, interval: float) -> float:
-        """Return the seconds to wait so that `interval` passes between two calls, or longer where the share is used up."""
+        """Return the seconds to wait so that `interval` passes between two calls, or longer if the share is used up."""
         now, used = time.monotonic(), time.process_time()
         rest = max(interval, min((used - self._used) / max(self.share, 1e-3), _LONGEST_PAUSE))
         self._used, self._due = used, max(self._due + rest, now)
@@ -40,7 +40,7 @@ class Throttle:
 
 
 class Commands:
-    """Commands from a stream, read by a thread. The process ends with the stream."""
+    """Commands from a stream, read by a thread. The process ends when the stream closes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -53,7 +53,7 @@ class Commands:
         os._exit(0)
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the commands that arrive within `seconds`, at once if there are some."""
+        """Return the commands that arrive within `seconds`; return immediately if there are any."""
         commands = []
         with contextlib.suppress(queue.Empty):
             commands.append(self._queue.get(timeout=max(seconds, 0.001)))
@@ -63,7 +63,7 @@ class Commands:
 
 
 class WatchedRun:
-    """One run on the wall: its games, and the newest weights that it has published."""
+    """One run on the wall: its games and its newest published weights."""
 
     def __init__(self, number: int, path: Path, games: int, trust: bool, seed: int) -> None:
         self.number, self.path, self.games, self.trust, self.seed = number, path, games, trust, seed
@@ -73,7 +73,7 @@ class WatchedRun:
         self._look_at = 0.0
 
     def refresh(self, send: Send) -> None:
-        """Load newer weights if there are some and it is time to look; say so where the run cannot be shown."""
+        """Load newer weights if a check is due; send a note if the run cannot be shown."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + REFRESH_SECONDS
@@ -97,7 +97,7 @@ class WatchedRun:
                 send({"type": "problem", "run": self.number, "text": self.problem})
 
     def _newest(self) -> Any:
-        """Return the agent with the newest weights, None if these are known already."""
+        """Return the agent with the newest weights; None if they are already loaded."""
         from redline.run import live_weights
         from redline.run.agent import build_agent, load_agent, open_run
 
@@ -109,7 +109,7 @@ class WatchedRun:
             return None
         agent = None
         if version[0] == "live":
-            with contextlib.suppress(OSError, ValueError):  # damaged: the checkpoint will do
+            with contextlib.suppress(OSError, ValueError):  # damaged: use the checkpoint
                 config, rules = open_run(self.path, self.trust)
                 import torch
 
@@ -123,7 +123,7 @@ class WatchedRun:
 
 
 class Watching:
-    """Plays the walls of several runs at a common pace."""
+    """Play the walls of several runs at the same pace."""
 
     def __init__(self, runs: list[WatchedRun], send: Send) -> None:
         self.runs, self.send = runs, send
@@ -131,7 +131,7 @@ class Watching:
         self.throttle = Throttle()
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Change viewers, share of the CPU, pause, speed, or step once."""
+        """Handle a command: number of viewers, share of the CPU, pause, speed, or a single step."""
         do, value = command.get("do"), command.get("value")
         if do == "viewers":
             self.viewers = int(value or 0)
@@ -145,8 +145,8 @@ class Watching:
             self.speed = min(max(float(value or 1), 0.2), MAX_SPEED)
 
     def run(self, commands: Commands) -> None:
-        """Play until the commands end."""
-        for run in self.runs:  # the first frame of each, before anybody looks
+        """Play until the command stream ends."""
+        for run in self.runs:  # the first frame of each, before there are viewers
             run.refresh(self.send)
             if run.wall:
                 run.send_frame(self.send)
@@ -167,20 +167,20 @@ class Watching:
 
 
 def lower_priority() -> None:
-    """Give way to everything else on the machine."""
+    """Give this process the lowest CPU priority."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(19)
 
 
 def message_stream() -> TextIO:
-    """Return standard output for messages alone; whatever libraries print goes to standard error from now on."""
+    """Return standard output, reserved for messages; anything libraries print goes to standard error from now on."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return stream
 
 
 def main() -> None:
-    """Play what the first argument describes, a JSON object."""
+    """Play the job described by the first argument, a JSON object."""
     job = json.loads(sys.argv[1])
     out = message_stream()
 

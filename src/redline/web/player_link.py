@@ -1,4 +1,4 @@
-"""The server's side of the player process: start it, send it commands, receive its messages, say how it ended."""
+"""The server's handle of the player process: start it, send commands, receive messages, report how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_STARTS = 5
 
 
 class PlayerLink:
-    """A player process; started again, a few times, if it fails. Messages are handed to the event loop by a thread."""
+    """A player process, restarted a few times if it fails. A thread passes its messages to the event loop."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -33,7 +33,7 @@ class PlayerLink:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start the process. It needs no event loop: the sooner it loads torch, the sooner the first frame comes."""
+        """Start the process. No event loop is needed, so that it can load torch as early as possible."""
         if self.running or self.starts >= _MAX_STARTS:
             return
         self.starts += 1
@@ -45,13 +45,13 @@ class PlayerLink:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | one_thread | paths | {"CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # Ctrl-C is the server's business; the player ends with its standard input
+            start_new_session=True,  # Ctrl-C only reaches the server; the player ends when its standard input closes
         )
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand the messages of the process to the loop from now on."""
+        """Start passing the process's messages to the loop."""
         process = self.process
         assert process is not None
         threading.Thread(target=self._read, args=(process, loop), daemon=True).start()
@@ -79,14 +79,14 @@ class PlayerLink:
 
     def _deliver(self, text: str) -> None:
         with contextlib.suppress(ValueError):
-            if text.startswith('{"type":"frame"'):  # forwarded as it is; only the run is read
+            if text.startswith('{"type":"frame"'):  # forwarded unparsed; only the run is read
                 head = text[:64].partition('"run":')[2]
                 self.on_message({"type": "frame", "run": int(head.partition(",")[0])}, text)
             else:
                 self.on_message(json.loads(text), text)
 
     def command(self, do: str, value: Any = None) -> None:
-        """Send a command; dropped where the player does not read."""
+        """Send a command; it is dropped if the player does not read."""
         if self.process and self.process.stdin:
             line = json.dumps({"do": do, "value": value}).encode() + b"\n"
             with contextlib.suppress(OSError, ValueError):  # BlockingIOError is one

@@ -1,4 +1,4 @@
-"""A replay: recorded games in one HTML file with controls, which needs nothing else and can be sent to anybody."""
+"""Replays: recorded games in one self-contained HTML file with controls, which can be sent to anybody."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.web.wall import make_wall
 
 
 def record_games(agent: Agent, seed: int, games: int, max_steps: int) -> dict[str, Any]:
-    """Play held-out games, at most `max_steps` of each, and return what the page needs."""
+    """Play held-out games, at most `max_steps` steps of each, and return the data of the page."""
     record: dict[str, Any] = {
         "name": agent.path.resolve().name,
         "env": agent.config["env"],

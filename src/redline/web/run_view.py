@@ -1,4 +1,4 @@
-"""A run as the page shows it: its name, settings with reasons, state, newest figures, and the bottleneck in words."""
+"""A run as shown on the page: name, settings with reasons, state, newest figures, and a sentence about the bottleneck."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_TEXT = 600  # characters of a setting or a reason
 
 
 class RunView:
-    """One run folder, read again and again. Nothing outside of the folder is ever opened."""
+    """One run folder, reread repeatedly. Nothing outside of the folder is opened."""
 
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path = number, path
@@ -26,7 +26,7 @@ class RunView:
         self._config_version = -1.0
 
     def read_config(self) -> bool:
-        """Read config.json if it has changed; returns whether it has."""
+        """Read config.json if it has changed; return whether it has."""
         try:
             version = (self.path / "config.json").stat().st_mtime
             if version == self._config_version:
@@ -38,7 +38,7 @@ class RunView:
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Return what changes seldom: names and settings."""
+        """Return the parts that rarely change: names and settings."""
         config = self.config
         return {
             "run": self.number,
@@ -51,7 +51,7 @@ class RunView:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return what changes all the time: state, figures, bottleneck."""
+        """Return the parts that change all the time: state, figures, bottleneck."""
         last, modified = self.reader.last, self.reader.modified
         result = read_result(self.path) if (self.path / RESULT).exists() else None
         training = time.time() - modified < _TRAINING_SECONDS
@@ -96,7 +96,7 @@ def settings_table(config: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def bottleneck(record: dict[str, Any]) -> str:
-    """Return a sentence on what limits the speed, from the newest log record."""
+    """Return a sentence about the bottleneck of training, from the newest log record."""
     if not record:
         return "There is no measurement yet."
     wait, queue = _figure(record, "learner_wait"), _figure(record, "queue")

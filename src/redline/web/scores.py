@@ -22,7 +22,7 @@ def scores_file() -> Path:
 
 
 def read_scores(path: Path, board: str) -> list[dict[str, Any]]:
-    """Return the scores of a board, best first; none where the file is missing or damaged."""
+    """Return the scores of a board, best first; empty if the file is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
         record = read_json(path)
         entries = record.get(board, []) if isinstance(record, dict) else []
@@ -33,7 +33,7 @@ def read_scores(path: Path, board: str) -> list[dict[str, Any]]:
 
 
 def add_score(path: Path, board: str, score: float, length: int) -> int | None:
-    """Add a score and return its rank from 1; None if it is not among the best. A full disk loses it, nothing else."""
+    """Add a score and return its rank from 1; None if it is not among the best. On a full disk, only this score is lost."""
     entry = {"score": score, "length": length, "date": date.today().isoformat()}
     entries = read_scores(path, board)
     rank = 1 + len([other for other in entries if other["score"] >= score])

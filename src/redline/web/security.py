@@ -1,7 +1,7 @@
-"""Who may talk to the server: checks of Host, Origin and token on every request, and the headers of every answer.
+"""Access control: checks of Host, Origin and token on every request, and security headers on every response.
 
-On loopback a request must name this machine, so that a page of a stranger cannot reach the server under a name of its
-own. Elsewhere it must also carry the token, which comes with the printed address and is then kept in a cookie.
+On loopback, a request's Host must name this machine, so that a foreign page cannot reach the server under its own domain (DNS
+rebinding). Otherwise it must also carry the token, which is part of the printed address and then kept in a cookie.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach a server on `host`."""
+    """Return whether only this machine can reach a server on `host`."""
     return host in _LOOPBACK
 
 
@@ -36,7 +36,7 @@ class Gate:
     """ASGI middleware that lets only permitted requests through."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str = "") -> None:
-        """token: required of every request; empty: none is."""
+        """token: required in every request; empty: no token is required."""
         self.app, self.host, self.port, self.token = app, host, port, token
         self.cookie = f"redline-{port}"  # cookies are shared between the ports of a host
 
@@ -68,7 +68,7 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers) -> str:
-        """Return why a request is refused by its Host or Origin; empty where it is not."""
+        """Return why a request is refused because of its Host or Origin; empty if it is allowed."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._names_us(host):
             return "The Host of this request is not this server."
@@ -78,7 +78,7 @@ class Gate:
         return ""
 
     def _names_us(self, host: str) -> bool:
-        """Say whether a Host header names this machine: by address, or by a name that is its own."""
+        """Return whether a Host header names this machine: by an IP address, or by one of its own names."""
         try:
             parts = urlsplit(f"//{host}")
             name, port = parts.hostname or "", parts.port or 80
@@ -89,7 +89,7 @@ class Gate:
         if is_loopback(self.host):
             return name in _LOOPBACK
         try:
-            ipaddress.ip_address(name)  # a page of a stranger has a name: an address cannot be redirected to us
+            ipaddress.ip_address(name)  # safe: only a domain name can be rebound to this machine
         except ValueError:
             return name in {self.host, socket.gethostname().lower(), *_LOOPBACK}
         return True

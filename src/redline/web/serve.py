@@ -1,7 +1,7 @@
-"""The web server: fixed files of this package, one socket for messages, and an address to print.
+"""The web server: this package's static files, one WebSocket for messages, and an address to print.
 
 /              the page
-/NAME          style sheet and scripts, from a table made at the start: no path is ever looked up
+/NAME          style sheet and scripts, from a table built at the start: no paths are looked up
 /socket        messages
 """
 
@@ -33,7 +33,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 
 class Page(Protocol):
-    """A page and its state, shared by all viewers."""
+    """A page and its state, which all viewers share."""
 
     html: str  # file of the page in `static`
     hub: Hub
@@ -42,7 +42,7 @@ class Page(Protocol):
         """Work in the background until cancelled."""
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
 
 
 def make_app(page: Page, host: str, port: int, token: str = "") -> ASGIApp:
@@ -96,7 +96,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 def serve(page: Page, host: str, port: int | None, say: Callable[[str], None]) -> None:
-    """Serve a page until interrupted; `say` receives its address first."""
+    """Serve a page until interrupted. say: called first, with the address."""
     listener = listen(host, port)
     number = listener.getsockname()[1]
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
@@ -119,6 +119,6 @@ def serve(page: Page, host: str, port: int | None, say: Callable[[str], None]) -
 
 
 def address(host: str, port: int, token: str) -> str:
-    """Return the address of the page as a browser takes it."""
+    """Return the URL of the page."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")

@@ -1,4 +1,4 @@
-"""A wall of games: several games of one run, played side by side with its agent."""
+"""A wall of games: several games of one run, played side by side by its agent."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Wall(Protocol):
         """Return the games as they are now."""
 
     def step(self) -> None:
-        """Play one action in every game; a game that had ended starts anew instead."""
+        """Take one step in every game; games that had ended restart instead."""
 
     def close(self) -> None:
         """Release the environments."""
 
 
 def make_wall(agent: Agent, count: int, seed: int = 0) -> Wall:
-    """Return `count` held-out games of an agent's environment; of a CPU environment, at most four."""
+    """Return `count` held-out games of an agent's environment; at most four of a CPU environment."""
     if agent.rules.game.ON_CPU:
         return CpuWall(agent, min(count, 4), HELD_OUT + seed)
     return TensorWall(agent, count, HELD_OUT + seed)
@@ -49,12 +49,12 @@ class TensorGames:
         self.rules = rules
         self.envs = batch.reset(rules, batch.env_keys(seed, torch.arange(count)))
         self.painted = draw_cells(rules.game, rules.config, self.envs.game)
-        self.over = torch.zeros(count, dtype=torch.bool)  # the game has ended, and its last State is shown
+        self.over = torch.zeros(count, dtype=torch.bool)  # the game has ended; its last State is shown
         self.won, self.truncated = self.over, self.over
 
     @torch.inference_mode()
     def play(self, actions: Tensor) -> None:
-        """Play actions (N,); a game that had ended starts anew instead."""
+        """Take the actions (N,); games that had ended restart instead."""
         rules, before, over = self.rules, self.envs, self.over
         state, reward, terminated, events = rules.game.step(rules.config, before.game, actions)
         episode = before.episode._replace(

@@ -1,4 +1,4 @@
-"""The page of runs: games, curves, settings and state of one run or several."""
+"""The page of one or more runs: games, curves, settings and state."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from redline.web.player_link import PlayerLink
 from redline.web.run_view import RunView
 
 POLL_SECONDS = 1.0
-_TRAINING_SHARE = 0.01  # of every core that games may take from a run in training
-_IDLE_SHARE = 0.3  # of the cores that nobody uses
-_ALONE_SHARE = 0.8  # of one core, where no run is in training
+_TRAINING_SHARE = 0.01  # fraction of each core that games may take from a run in training
+_IDLE_SHARE = 0.3  # fraction of idle cores
+_ALONE_SHARE = 0.8  # fraction of one core if no run is in training
 
 
 class WatchPage:
-    """State of the page, for all its viewers."""
+    """The page's state, shared by all viewers."""
 
     html = "watch.html"
 
     def __init__(
         self, paths: list[Path], games: int = 12, trust: bool = False, seed: int = 0, lazy: bool = False
     ) -> None:
-        """lazy: load nothing that costs time before there is a viewer."""
+        """lazy: start nothing expensive before there is a viewer."""
         self.runs = [RunView(number, path) for number, path in enumerate(paths)]
         job = {"kind": "watch", "runs": [str(path) for path in paths], "games": games, "trust": trust, "seed": seed}
         self.player, self.lazy = PlayerLink(job), lazy
@@ -40,9 +40,9 @@ class WatchPage:
         self.hub.on_change = self._count_viewers
         self._stages: dict[Any, str] = {}
         self._frames: dict[Any, str] = {}
-        self._notes: dict[Any, str] = {}  # problem or age of the weights of each run
+        self._notes: dict[Any, str] = {}  # problem or age of each run's weights
         self._status: dict[int, str] = {}
-        self._sent: dict[int, tuple[int, int]] = {}  # revision and number of points that viewers have
+        self._sent: dict[int, tuple[int, int]] = {}  # revision and number of points sent to viewers
         self._share = -1.0
         self._loop: asyncio.AbstractEventLoop | None = None
         if not lazy:
@@ -62,7 +62,7 @@ class WatchPage:
         self.player.close()
 
     def _poll(self) -> bool:
-        """Read what is new in the run folders and send it; returns whether there is more to read at once."""
+        """Read and send new data from the run folders; return whether there is more to read."""
         more = False
         for run in self.runs:
             if run.read_config():
@@ -86,7 +86,7 @@ class WatchPage:
         return more
 
     def _grant_share(self) -> None:
-        """Grant the player CPU time: little while a run trains and all cores are busy, more where some are idle."""
+        """Set the player's share of the CPU: small while a run trains and all cores are busy, larger if some are idle."""
         share = _ALONE_SHARE
         if any('"live": true' in status for status in self._status.values()):
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -156,7 +156,7 @@ class WatchPage:
         self.hub.send(text)
 
     def _player_ended(self, reason: str) -> None:
-        """Say why the games stand still; a new viewer starts them again."""
+        """Tell viewers why the games have stopped; a new viewer restarts them."""
         with contextlib.suppress(RuntimeError):
             for run in self.runs:
                 text = f"The games have stopped ({reason[:300]}). Load the page again to restart them."

@@ -14,12 +14,12 @@ from redline.run.run_folder import write_json
 from redline.run.settings import split_groups
 from redline.tools.bench_options import ALL_TABLES, QUICK, BenchOptions, BenchRequest
 
-KINDS = ("env", "train", "replay", "collect")  # measured without a name
+KINDS = ("env", "train", "replay", "collect")  # measured if no kind is named
 _SWITCHES = "switches"
 
 
 def target(request: Request) -> tuple[str, str]:
-    """Return the environment and algorithm to measure: of switches, the algorithm that `redline train ENV` chooses."""
+    """Return the environment and algorithm to measure; for switches, the algorithm that `redline train ENV` chooses."""
     if request.arguments[:1] == [_SWITCHES]:
         env = (request.arguments[1:] or [str(request.options.get("env", BenchOptions.env))])[0]
         return env, str(request.options.get("algo") or catalog.default_algorithm(env))
@@ -27,7 +27,7 @@ def target(request: Request) -> tuple[str, str]:
 
 
 def run(request: Request) -> int:
-    """Measure one kind, or all of them, and print a table each; with --compare, exit 1 if a figure became slower."""
+    """Measure one kind or all kinds and print a table for each; with --compare, return 1 if anything became slower."""
     kinds = _kinds(request)
     requests = {kind: _request(request, kind) for kind in kinds}
     with show_progress("bench", erase=True):
@@ -57,7 +57,7 @@ def run(request: Request) -> int:
 
 
 def _kinds(request: Request) -> list[str]:
-    """Return the tables to measure: those named, else all that the environment has."""
+    """Return the tables to measure: the requested ones, else all that apply to the environment."""
     named, known = request.arguments, (*KINDS, _SWITCHES)
     if named[:1] == [_SWITCHES]:
         if len(named) > 2:
@@ -76,7 +76,7 @@ def _kinds(request: Request) -> list[str]:
 
 
 def _request(request: Request, kind: str) -> BenchRequest:
-    """Return the options of one table: as given, else its defaults of --quick, or where all tables are measured."""
+    """Return the options of one table: the requested ones over its defaults for --quick or for measuring all tables."""
     env, algo = target(request)
     plain, groups = split_groups(fold(request.options), algo)
     occasion = QUICK if build(BenchOptions, plain, "").quick else {} if request.arguments else ALL_TABLES

@@ -19,9 +19,9 @@ class CheckOptions:
 
 
 def run(request: Request) -> int:
-    """Print the outcome of every check as soon as it has run; exit code 1 where the game breaks the contract."""
+    """Print the outcome of each check as soon as it has run; return 1 if the game breaks the contract."""
     options, name = request.build(CheckOptions), request.arguments[0]
-    catalog.env_options(name)  # a missing module is an error of its own
+    catalog.env_options(name)  # a missing module is a UserError
     if name.partition(":")[0] in catalog.cpu_kinds():
         raise UserError(
             f"redline check runs the contract of tensor games, and {name} is a CPU environment; Gymnasium's own "

@@ -9,7 +9,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def run(request: Request) -> int:
-    """Print the script, to be sourced by the shell."""
+    """Print the completion script, to be sourced by the shell."""
     shell = request.arguments[0]
     if shell not in SHELLS:
         raise UserError(

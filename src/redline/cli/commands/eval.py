@@ -49,7 +49,7 @@ def run(request: Request) -> int:
     for agent, record in zip(agents, result.get("runs", [result]), strict=True):
         try:
             write_json(agent.path / "eval.json", record)
-        except StorageError as error:  # the run may be read-only: the result is still worth showing
+        except StorageError as error:  # the run folder may be read-only: still show the result
             to_stderr(f"redline: {error}")
     if request.json:
         request.print_json(result)
@@ -59,7 +59,7 @@ def run(request: Request) -> int:
 
 
 def evaluate(agents: list[Agent], options: EvalOptions, screen: Progress) -> dict[str, Any]:
-    """Return the result of one agent or, of several, the results over all of them."""
+    """Return the result of one agent, or the combined result of several."""
     from redline.run.compare import evaluate_runs
 
     screen.start_activity("Evaluating")

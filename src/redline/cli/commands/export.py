@@ -42,7 +42,7 @@ class ExportOptions:
 
 
 def run(request: Request) -> int:
-    """Export the agent of a run, check the file against the agent, and write a model card beside it."""
+    """Export a run's agent, check the file against the agent, and write a model card next to it."""
     options, folder = request.build(ExportOptions), Path(request.arguments[0])
     read_config(folder)
     out = Path(options.out) if options.out else folder / "export"
@@ -84,7 +84,7 @@ def run(request: Request) -> int:
 def _quantize(
     agent: Agent, out: Path, samples: Samples, record: dict[str, Any], play: Callable[[str, Any], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write the int8 version and return what it costs and brings; UserError if it costs too much."""
+    """Write the int8 version and return its score, size and speed; raise UserError if its score is too low."""
     from redline.tools import export
 
     plain, small = Path(record["file"]), out / "agent-int8.onnx"

@@ -10,7 +10,7 @@ from redline.cli.command import Command, Request, show_progress
 
 
 def run(request: Request) -> int:
-    """Print every registered member with the first line of its module's docstring, and those that fail with a reason."""
+    """Print every registered member with the first line of its module's docstring, or with the reason it fails to load."""
     sections = {title: _members(registry) for title, registry in catalog.registries().items()}
     environments = {kind.spelling: schema.summary(kind.module) for kind in catalog.cpu_kinds().values()}
     with show_progress("list", erase=True):
@@ -31,7 +31,7 @@ def _members(registry: Any) -> dict[str, str]:
 
 
 def _failures(package: str) -> dict[str, str]:
-    """Load every member of a package's registry and return the reason of each that fails."""
+    """Load every member of a package's registry and return the reasons of those that fail, by name."""
     if schema.locate(package) is None:
         return {}
     failures: dict[str, str] = getattr(importlib.import_module(package), "failures", dict)()

@@ -36,7 +36,7 @@ def target(request: Request) -> tuple[str, str]:
 
 
 def run(request: Request) -> int:
-    """Serve the page to play on."""
+    """Serve the page on which to play."""
     env = request.arguments[0]
     plain = {name: word for name, word in request.options.items() if "." not in name}
     words = {name.removeprefix("env."): word for name, word in fold(request.options).items() if name.startswith("env.")}

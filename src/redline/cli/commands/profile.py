@@ -15,7 +15,7 @@ from redline.core.errors import UserError
 from redline.run.options import build
 from redline.run.settings import from_words
 
-# Options of `redline train` that a profile does not take: budgets, files and evaluation.
+# Options of `redline train` that `redline profile` does not accept: budgets, files and evaluation.
 _NOT_HERE = (
     *("steps", "episodes", "minutes", "run_dir", "resume", "checkpoint_minutes", "eval_episodes", "tensorboard"),
     *("wandb", "config", "print_config", "dashboard", "dashboard_host", "dashboard_port"),
@@ -37,13 +37,13 @@ _OWN = ("seconds", "out", "probes", "trace", "trust")
 
 
 def options() -> tuple[Option, ...]:
-    """Return the profile's own options and those of `redline train` that decide how a run runs."""
+    """Return the profile's own options and those of `redline train`, except _NOT_HERE."""
     own = schema.read_options(__name__, "ProfileOptions")
     return (*own, *(option for option in train.options() if option.name not in _NOT_HERE))
 
 
 def target(request: Request) -> tuple[str, str]:
-    """Return environment and algorithm; none for a run folder, which brings its own."""
+    """Return environment and algorithm; an empty environment for a run folder, which has its own."""
     if request.arguments and _is_run(request.arguments[0]):
         return "", "auto"
     return train.target(request)
@@ -54,7 +54,7 @@ def _is_run(argument: str) -> bool:
 
 
 def run(request: Request) -> int:
-    """Profile, print a table and the paths of the report."""
+    """Profile the run and print a table and the paths of the report."""
     argument = request.arguments[0]
     own = build(ProfileOptions, {name: word for name, word in request.options.items() if name in _OWN}, "")
     words = {name: word for name, word in request.options.items() if name not in _OWN}

@@ -20,7 +20,7 @@ class ReportOptions:
 
 
 def run(request: Request) -> int:
-    """Write the report, print its table and the paths of its files."""
+    """Write the report and print its table and the paths of its files."""
     runs = [Path(run) for run in request.arguments]
     out = request.build(ReportOptions).out
     from redline.run.progress import Progress
@@ -43,7 +43,7 @@ def run(request: Request) -> int:
 
 
 def _terminal(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the table as aligned lines, without columns that are empty."""
+    """Return the table as aligned lines, without empty columns."""
     from redline.tools.wording import table
 
     names = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
@@ -51,7 +51,7 @@ def _terminal(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Return text without the control characters that a stranger's run folder may hold."""
+    """Return text without control characters, which an untrusted run folder may contain."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

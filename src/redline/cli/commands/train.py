@@ -24,9 +24,9 @@ from redline.run.run_folder import check_writable, to_stderr
 from redline.run.settings import Settings, from_words
 from redline.run.signals import StopSignals
 
-_GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are no options of their own
-PAGE = ("dashboard", "dashboard_host", "dashboard_port")  # options that are no settings of the run
-_BUDGET = ("steps", "episodes", "minutes", "resume")  # options that the command to continue leaves out
+_GROUPS = ("env", "env_options", "algo_options")  # fields of Settings that are not options themselves
+PAGE = ("dashboard", "dashboard_host", "dashboard_port")  # options that are not settings of the run
+_BUDGET = ("steps", "episodes", "minutes", "resume")  # options left out of the suggested command to resume
 
 
 def options() -> tuple[Option, ...]:
@@ -47,7 +47,7 @@ def options() -> tuple[Option, ...]:
 
 
 def target(request: Request) -> tuple[str, str]:
-    """Return environment and algorithm; the algorithm whose options are given where none is named."""
+    """Return environment and algorithm; if no algorithm is named, the one whose options are given."""
     env = request.arguments[0] if request.arguments else ""
     algo = str(request.options.get("algo", "auto"))
     if algo == "auto":
@@ -58,12 +58,12 @@ def target(request: Request) -> tuple[str, str]:
 
 
 def run(request: Request) -> int:
-    """Train, print the result and the next commands; the exit code tells why training stopped."""
+    """Train, print the result and the next commands; return an exit code for the reason training stopped."""
     merged = merge_config("train", COMMAND, request)
     if parse_value(bool, str(merged.options.pop("print_config", False)), "print_config"):
         return print_config(merged)
     page, settings = dashboard_options(merged.options), read_settings(merged)
-    quiet = follows()  # rank 0 speaks for all
+    quiet = follows()  # only rank 0 prints
     if not quiet:
         check_writable(Path(settings.run_dir or "runs"))  # before torch is loaded, which takes seconds
     progress = show_progress(settings.env, quiet=quiet)
@@ -87,21 +87,21 @@ def run(request: Request) -> int:
                 request.print_json(result)
             else:
                 streams.write(closing_lines(result, request.options) + "\n")
-        except StorageError as error:  # the run is saved; its code is what matters
+        except StorageError as error:  # the run is saved: keep its exit code
             to_stderr(f"redline: {error}")
             code = code or error.exit_code
     return code
 
 
 def read_settings(request: Request) -> Settings:
-    """Return the settings of the run that a request asks for."""
+    """Return the settings of the requested run."""
     settings = from_words(request.arguments[0], fold({k: v for k, v in request.options.items() if k not in PAGE}))
     settings.check()
     return settings
 
 
 def dashboard_options(options: Mapping[str, Any]) -> tuple[str, int | None] | None:
-    """Return host and port of the dashboard, None if none is wanted."""
+    """Return host and port of the dashboard; None if none is requested."""
     if not parse_value(bool, str(options.get("dashboard", False)), "dashboard"):
         return None
     with web_extra("--dashboard"):
@@ -115,7 +115,7 @@ def dashboard_options(options: Mapping[str, Any]) -> tuple[str, int | None] | No
 
 
 def print_config(request: Request) -> int:
-    """Print the plan of a request as TOML, or with --json as config.json records it."""
+    """Print the plan of a request as TOML, or with --json in the form of config.json."""
     settings = read_settings(request)
     with show_progress(settings.env) as progress:
         from redline.run.config_file import plan_to_toml
@@ -131,7 +131,7 @@ def print_config(request: Request) -> int:
 
 
 def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
-    """Return the summary of a training run and the commands to evaluate, watch and continue it."""
+    """Return the summary of a training run and the commands to evaluate, watch and resume it."""
     from redline.envs import make_rules
     from redline.run.progress import duration, quantity
     from redline.run.train import EXIT_CODES
@@ -150,7 +150,7 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
     if "score_mean" in result:
         lines += final_score(result, rules.game.spec(rules.config))
         lines += _nothing_learned(result, options)
-    if result["stopped_by"] in EXIT_CODES:  # before the budget was used up: the same command goes on
+    if result["stopped_by"] in EXIT_CODES:  # before the budget was used up: the same command resumes it
         repeated = {name: value for name, value in options.items() if name != "resume"}
     else:
         minutes, steps = settings["minutes"], result["env_steps"]
@@ -171,10 +171,10 @@ def closing_lines(result: dict[str, Any], options: dict[str, Any]) -> str:
 
 
 def _nothing_learned(result: dict[str, Any], options: dict[str, Any]) -> list[str]:
-    """Return a line with advice where all held-out games scored the same as the first games of training, and none was won."""
+    """Return advice if all held-out games scored the same as the first games of training and none was won, else no lines."""
     from redline.run.run_folder import METRICS
 
-    with suppress(OSError, ValueError):  # the log is advice, too: a run without one has ended as well
+    with suppress(OSError, ValueError):  # only advice: a run without a readable log must still end normally
         metrics = map(json.loads, (Path(result["run"]) / METRICS).read_text(encoding="utf-8").splitlines())
         first = next((line["score"] for line in metrics if "score" in line), None)
         same = result["score_min"] == result["score_max"] == first
@@ -189,7 +189,7 @@ def _nothing_learned(result: dict[str, Any], options: dict[str, Any]) -> list[st
 
 
 def _words(options: dict[str, Any]) -> list[str]:
-    """Return options as the words that give them on the command line."""
+    """Return options as command-line words."""
     words = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -201,7 +201,7 @@ def _words(options: dict[str, Any]) -> list[str]:
 
 
 def _program() -> str:
-    """Return how to call redline from here: by its path in a virtual environment that is not active."""
+    """Return the command that runs redline here: its path if its virtual environment is not active."""
     if sys.prefix == sys.base_prefix or shutil.which("redline"):
         return "redline"
     folder = Path(sys.prefix) / "bin"

@@ -15,7 +15,7 @@ from redline.tools.tune_options import TuneOptions
 
 
 def run(request: Request) -> int:
-    """Tune, print the table and write the file."""
+    """Tune the settings, print the table and write the file."""
     plain = {name: word for name, word in request.options.items() if "." not in name}
     options = build(TuneOptions, plain, "")
     if not options.seconds > 0:

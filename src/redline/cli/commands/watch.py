@@ -51,7 +51,7 @@ class WatchOptions:
 
 
 def run(request: Request) -> int:
-    """Serve the page, or play in the terminal, into a file, or both."""
+    """Serve the page, or play in the terminal, to files, or both."""
     options = request.build(WatchOptions)
     folders = [Path(word) for word in request.arguments]
     files = options.files()
@@ -77,7 +77,7 @@ def run(request: Request) -> int:
 
 
 def check_file(name: str, path: Path) -> None:
-    """Refuse a file of another kind than the option names, and one in a folder that does not exist."""
+    """Raise UserError for a file whose suffix does not match the option, or in a folder that does not exist."""
     if path.suffix.lower() != f".{name}":
         raise UserError(f"{name} is '{path}'; give a name that ends in .{name}.")
     if not path.parent.is_dir():
@@ -89,7 +89,7 @@ def check_file(name: str, path: Path) -> None:
 
 
 def play_here(request: Request, options: WatchOptions, folder: Path, files: dict[str, Path]) -> int:
-    """Play one run in the terminal, into files, or both."""
+    """Play one run in the terminal, to files, or both."""
     env = read_config(folder)["env"]
     with show_progress(str(folder), erase=True) as progress:
         from redline.run.agent import load_agent
@@ -97,7 +97,7 @@ def play_here(request: Request, options: WatchOptions, folder: Path, files: dict
         from redline.run.watchdog import watch_command
         from redline.tools.watch import leave_screen, play_terminal
 
-        seed = HELD_OUT + options.seed  # one of the games that evaluation plays, never one of training
+        seed = HELD_OUT + options.seed  # a game of the evaluation, never one of training
         with watch_command(env, progress) as watchdog:
             agent = load_agent(folder, options.device, options.trust, options.checkpoint)
             watchdog.allow(agent.rules.config)
@@ -118,7 +118,7 @@ def play_here(request: Request, options: WatchOptions, folder: Path, files: dict
 def record_files(
     agent: Agent, seed: int, options: WatchOptions, files: dict[str, Path], progress: Progress
 ) -> tuple[list[Any], list[str]]:
-    """Write the files; return the results of the games in the last one, and a line about each file."""
+    """Write the files; return the results of the games in the last file, and a line about each file."""
     from redline.tools.watch import record_gif, record_mp4
 
     results: list[Any] = []
