@@ -31,6 +31,8 @@ def test_a_number_of_states_is_a_table_of_values() -> None:
     assert chosen.algo_config.hidden == ()
     assert chosen.rules.config.obs_scale == (3**0.5,)
     assert "one of a number of states" in str(chosen.provenance["algo"].reason)
+    assert chosen.algo_config.epsilon_steps == 10_000
+    assert plan("gym:Taxi-v4").algo_config.epsilon_steps == 25_000, "fifty steps for each of 500 states"
     assert plan("gym:ToyMatch-v0", algo="ppo").algo_config.hidden != (), "a policy is no table of values"
     assert plan("gym:CartPole-v1").settings.algo == "ppo"
     assert plan("gym:ToyBoth-v0").settings.algo == "ppo", "a state and two numbers"
