@@ -26,6 +26,7 @@ VARIANTS = {
     "none": [],
     "gamma": ["--ppo.gamma", "0.97"],
     "rollout": ["--num-envs", "28", "--ppo.rollout-steps", "128", "--batch-size", "256"],
+    "batch_size": ["--batch-size", "256"],
     "target_kl": ["--ppo.target-kl", "0"],
     "backplay": ["--backplay", "0"],
     "ema": ["--ppo.ema-decay", "0"],
