@@ -1,9 +1,9 @@
-"""A training loop of your own on `redline.make`: one-step Q-learning over thousands of Snake games at once.
+"""A custom training loop on `redline.make`: one-step Q-learning over thousands of Snake games at once.
 
     python examples/own_training_loop.py --device cuda --num-envs 4096 --steps 5000 --profile profile.md
 
 Everything stays on one device: observations, actions and rewards are tensors, and nothing waits for the host between
-two log lines. There is no replay memory: with many games in parallel one step is a batch. With --profile, a report tells
+two log lines. There is no replay memory: with many games in parallel, one step is a batch. --profile writes a report on
 where the time goes.
 """
 
@@ -33,14 +33,14 @@ def q_network(env: redline.Env) -> nn.Module:
 
 
 def scaled(env: redline.Env, obs: torch.Tensor) -> torch.Tensor:
-    """Return observations as float32 of about unit size: `obs_scale` has a factor for each plane."""
+    """Return observations as float32, scaled to about 1: `obs_scale` has a factor for each plane."""
     return obs.float() * torch.tensor(env.spec.obs_scale, device=obs.device).view(-1, 1, 1)
 
 
 def train(num_envs: int, steps: int, device: str, seed: int = 0, profile: str | None = None) -> tuple[float, float]:
-    """Train for `steps` steps of all games; return the mean score of the first and of the last tenth of training.
+    """Train for `steps` steps of all games; return the mean scores of the first and the last tenth of training.
 
-    profile: file for a report of the time that each part of a step takes.
+    profile: file for a report on the time that each part of a step takes.
     """
     torch.manual_seed(seed)
     env = redline.make("snake", num_envs, device, seed, width=6, height=6)
@@ -63,8 +63,8 @@ def train(num_envs: int, steps: int, device: str, seed: int = 0, profile: str | 
                 result = env.step(action)
                 obs = scaled(env, result.obs)
             with profiler.span("forward"):
-                # A truncated episode goes on without us: bootstrap from its final observation. A terminated one is worth
-                # nothing.
+                # A truncated episode could have continued: bootstrap from its final observation. After a terminated one,
+                # the value is 0.
                 with torch.no_grad():
                     next_value = net(scaled(env, result.final_obs)).max(1).values
                 target = result.reward + GAMMA * next_value * ~result.terminated

@@ -1,10 +1,10 @@
-"""Stable-Baselines3 on Redline's games: MaskablePPO of sb3-contrib on Tetris, or plain PPO on Snake without it.
+"""Stable-Baselines3 on Redline's games: MaskablePPO from sb3-contrib on Tetris or, without sb3-contrib, PPO on Snake.
 
     pip install 'redline[sb3]' sb3-contrib
     python examples/sb3_masked.py --steps 100000
 
 `SB3VecEnv` turns a batch of tensor games into one vectorised environment. MaskablePPO asks it for `action_masks()`, so
-that the agent never chooses a piece placement that does not fit.
+the agent never chooses a placement that does not fit.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Config(NetworkConfig):
     """Options of A2C."""
 
     rollout_steps: int = 8  # steps of every environment between two gradient steps
-    batch_size: int = 0  # samples per gradient step: the whole rollout, filled in
+    batch_size: int = 0  # samples per gradient step; always the whole rollout
     learning_rate: float = 1e-3  # of Adam
     gamma: float = 0.99  # discount
     gae_lambda: float = 1.0  # 1: n-step advantages, as in the paper
@@ -53,7 +53,7 @@ class Config(NetworkConfig):
 
 
 def fill_defaults(config: Config, num_envs: int, requested: Collection[str]) -> tuple[Config, dict[str, str]]:
-    """Return the config with the batch size of a rollout, and the reason."""
+    """Return the config with the whole rollout as its batch size, and the reason."""
     if "batch_size" in requested:
         raise UserError("a2c.batch_size is set, but A2C trains on whole rollouts; set a2c.rollout_steps instead.")
     return replace(config, batch_size=num_envs * config.rollout_steps), {"batch_size": "the whole rollout"}
@@ -76,11 +76,11 @@ def acting_network(spec: Spec, config: Config) -> networks.ActorCritic:
 
 
 class Learner(learner.Learner):
-    """One gradient step on the policy gradient, the value loss and the entropy of each rollout."""
+    """Takes one gradient step per rollout, on the policy gradient, the value loss and the entropy."""
 
     config: Config
     metrics = ("loss", "entropy")
-    needs_frame_stack = True  # final states are observed, to bootstrap from them
+    needs_frame_stack = True  # bootstrapping needs observations of final states
     updates_per_iteration = 1
 
     def __init__(
@@ -175,7 +175,7 @@ class Policy(nn.Module):
 
 
 def policy_network(spec: Spec, config: Config, model: dict[str, Tensor]) -> nn.Module:
-    """Return the policy of a checkpoint's model group."""
+    """Return the policy with the weights `model` of a checkpoint."""
     net = acting_network(spec, config)
     net.load_state_dict(model)
     return Policy(net).eval()

@@ -1,14 +1,14 @@
-"""States on the device, replayed with goals that were reached later (hindsight experience replay, Andrychowicz et al. 2017).
+"""States on the device, replayed with goals reached later (hindsight experience replay, Andrychowicz et al. 2017).
 
-A game that was lost shows how to reach whatever it did reach. Four of five samples get as their goal what one of the later
-States of the same episode achieved, and the reward that this goal would have given. Because replay stores States and builds
-observations when it samples, a new goal is a changed field of the State.
+Even a lost game shows how to reach the States that it did reach. Four of five samples therefore get a goal that a later State
+of the same episode achieved, and the reward for that goal. Replay stores States and builds observations when it samples, so
+relabelling only changes a field of the State.
 
 The game defines, besides its rules,
 
-    achieved(config, state) -> goal                    the goal that each State fulfils, (N, …)
+    achieved(config, state) -> goal                    the goal that each State achieves, (N, …)
     with_goal(config, state, goal) -> state            the same States with other goals
-    judge(config, state) -> reward, terminated         what reaching these States gives under their own goals
+    judge(config, state) -> reward, terminated         outcome of reaching these States, by their own goals
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from redline.replay.contract import Location, Replay, ReplayRequest, TransitionB
 from redline.replay.windows import Window, ending_of
 
 LOCATION = Location.DEVICE
-SHARE = 0.8  # of the samples get another goal
-HORIZON = 32  # steps ahead that a goal is looked for
+SHARE = 0.8  # fraction of the samples that get a new goal
+HORIZON = 32  # a new goal is achieved at most this many steps later
 
 
 def make(request: ReplayRequest) -> Replay:
@@ -36,12 +36,12 @@ def make(request: ReplayRequest) -> Replay:
 
 
 def bytes_per_transition(state_bytes: int) -> TransitionBytes:
-    """Estimate as much as for States that keep their goals."""
+    """Return the estimate of `device` replay: relabelling stores nothing extra."""
     return device.bytes_per_transition(state_bytes)
 
 
 class HindsightReplay(device.DeviceReplay):
-    """A ring of States whose samples may have another goal than the one that was played for."""
+    """A ring of States whose samples may have a different goal from the one the agent played for."""
 
     def __init__(self, request: ReplayRequest) -> None:
         game = request.rules.game
@@ -68,7 +68,7 @@ class HindsightReplay(device.DeviceReplay):
         return window, self._find_states(window)
 
     def _relabel(self, key: Tensor, window: Window, states: dict[str, Tensor]) -> tuple[Window, dict[str, Tensor]]:
-        """Give most samples the goal that a later State of their episode achieved."""
+        """Give most samples a goal that a later State of their episode achieved."""
         config, size, number = (
             self.windows.rules.config,
             window.row.shape[0],
@@ -93,9 +93,9 @@ class HindsightReplay(device.DeviceReplay):
         )
 
     def _later_state(self, key: Tensor, window: Window) -> tuple[dict[str, Tensor], Tensor]:
-        """Return one of the States (B, …) that followed in the same episode, and whether there was one, (B,) bool.
+        """Return a random later State (B, …) of the same episode, and whether there is one, (B,) bool.
 
-        The State after the last step of an episode is not in the ring, or not at its place: it is not chosen.
+        The State after the last step of an episode is never chosen: the ring does not store it, or not in order.
         """
         row, env_index = window.row, window.env_index
         number = torch.arange(HORIZON, device=self.device)

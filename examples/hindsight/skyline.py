@@ -1,10 +1,10 @@
-"""Skyline. Drop blocks into columns until their heights are those of a given skyline: the goal, new in every game.
+"""Skyline: drop blocks into columns until their heights match the goal, a skyline that is new in every game.
 
 . . G . .      Actions: the column that the next block drops into. There are as many blocks as the goal needs. The only
-. # G . #      reward is 1 for the finished skyline, and one block in the wrong column spoils it: with eight columns, random
-# # # . #      play hardly ever succeeds, and without hindsight there is next to nothing to learn from.
+. # G . #      reward is 1 for the finished skyline, and one block in the wrong column makes that impossible. With eight
+# # # . #      columns, random play hardly ever succeeds, so without hindsight there is almost nothing to learn from.
 
-Besides what every game defines, a game with goals defines `achieved`, `with_goal` and `judge` for `hindsight`.
+In addition to the functions of every game, a game with goals defines `achieved`, `with_goal` and `judge` for `hindsight`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Config:
     """Options of Skyline."""
 
     width: int = 8  # columns
-    height: int = 2  # blocks that a column of the goal has at most
+    height: int = 2  # maximum number of blocks in a column of the goal
 
     def __post_init__(self) -> None:
         for name, limit in (("width", 100), ("height", 20)):
@@ -45,12 +45,12 @@ class State(NamedTuple):
     """N games of Skyline."""
 
     heights: Tensor  # (N, W) int16: blocks in each column
-    goal: Tensor  # (N, W) int16: blocks wanted
+    goal: Tensor  # (N, W) int16: blocks in each column of the goal
     key: Tensor  # (N,) int32: random stream of the episode
 
 
 def spec(config: Config) -> Spec:
-    """Describe observations and actions."""
+    """Return the description of observations and actions."""
     return Spec(
         obs_shape=(2, config.height + 1, config.width),
         obs_dtype=torch.uint8,
@@ -71,7 +71,7 @@ def init(config: Config, key: Tensor) -> State:
 
 
 def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, Tensor, Events]:
-    """Drop a block; the game ends when all blocks are used, and is won at the goal. action (N,) integer."""
+    """Drop a block; the game ends when all blocks are used, and is won if they match the goal. action (N,) integer."""
     column = torch.arange(config.width, device=action.device)
     dropped = (column == action.unsqueeze(1)).to(torch.int16)
     state = state._replace(heights=state.heights + dropped)
@@ -81,19 +81,19 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 2, H + 1, W) uint8: the blocks, up to one above the highest goal, and the blocks of the goal; lowest row last."""
+    """Return (N, 2, H + 1, W) uint8: blocks (up to one above the highest goal), blocks of the goal; lowest row last."""
     level = torch.arange(config.height, -1, -1, device=state.heights.device).view(1, 1, -1, 1)
     return (torch.stack([state.heights, state.goal], 1).unsqueeze(2) > level).to(torch.uint8)
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """(N, H + 1, W) uint8 indices into PALETTE."""
+    """Return the boards as (N, H + 1, W) uint8 indices into PALETTE."""
     blocks, wanted = observe(config, state).unbind(1)
     return wanted * (1 - blocks) + blocks * (3 - wanted)
 
 
 def achieved(config: Config, state: State) -> Tensor:
-    """Return the goals (N, W) that these States fulfil."""
+    """Return the goals (N, W) that these States achieve."""
     del config
     return state.heights
 

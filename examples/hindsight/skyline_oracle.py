@@ -18,7 +18,7 @@ class Oracle:
             self.goal[0] = 1
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """Play one action: reward, terminated, truncated, score, won."""
+        """Play one action; return reward, terminated, truncated, score and won."""
         self.heights[action] += 1
         reached = self.heights == self.goal
         used = sum(self.heights) >= sum(self.goal)
@@ -28,6 +28,6 @@ class Oracle:
         return {"heights": self.heights, "goal": self.goal, "key": self.key}
 
     def observe(self) -> list[list[list[int]]]:
-        """Blocks and blocks of the goal, row by row from the top."""
+        """Return the blocks and the blocks of the goal, row by row from the top."""
         levels = range(self.config.height, -1, -1)
         return [[[int(h > level) for h in heights] for level in levels] for heights in (self.heights, self.goal)]

@@ -1,8 +1,8 @@
-"""2048. Slide all tiles to one side; equal tiles that meet merge into their sum, and the score is the sum of merged tiles.
+"""2048: slide all tiles to one side; equal tiles that meet merge into their sum; the score is the sum of merged tiles.
 
-.  .  2  .      The board is kept as exponents, 0 for an empty cell: tile 2 is 1, tile 4 is 2, tile 2048 is 11.
-.  4  .  .      Actions: 0 up, 1 right, 2 down, 3 left. A move that changes nothing is illegal; played all the
-2  .  .  .      same, it leaves the board alone and draws no tile. The game ends when no move is legal.
+.  .  2  .      The board is stored as exponents, 0 for an empty cell: tile 2 is 1, tile 4 is 2, tile 2048 is 11.
+.  4  .  .      Actions: 0 up, 1 right, 2 down, 3 left. A move that changes nothing is illegal; if it is played
+2  .  .  .      anyway, the board stays the same and no tile is drawn. The game ends when no move is legal.
 8  4  2  .
 """
 
@@ -19,7 +19,7 @@ from redline.core.errors import UserError
 from redline.core.records import Events, Spec
 from redline.games import Controls
 
-LINE_FEATURES = 4  # of a row or column: empty cells, merges, disorder, weight
+LINE_FEATURES = 4  # per row or column: empty cells, merges, disorder, weight
 HIDDEN = ("drawn", "key")
 LIVE = ("reward_scale",)
 PALETTE = (
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 def spec(config: Config) -> Spec:
-    """Describe observations and actions."""
+    """Return the description of observations and actions."""
     del config
     features = 1 + 8 * LINE_FEATURES
     return Spec(
@@ -69,7 +69,7 @@ def spec(config: Config) -> Spec:
 
 def init(config: Config, key: Tensor) -> State:
     """Start games with two tiles. key (N,) int32."""
-    _moves(key.device)  # make the tables here, before anything is compiled
+    _moves(key.device)  # build the tables here, before anything is compiled
     board = torch.zeros(key.shape[0], 4, 4, dtype=torch.int8, device=key.device)
     state = State(board, torch.zeros_like(key), key)
     return _add_tile(config, _add_tile(config, state))
@@ -94,7 +94,7 @@ def step(config: Config, state: State, action: Tensor) -> tuple[State, Tensor, T
 
 
 def observe(config: Config, state: State) -> Tensor:
-    """(N, 4, F) float32: for each move its reward, then features of the rows and columns it leads to."""
+    """Return (N, 4, F) float32: for each move, its reward and the features of the rows and columns it leads to."""
     boards, points = _afterstates(state.board)
     lines = torch.cat([boards, boards.transpose(2, 3)], 2)  # (N, 4, 8, 4)
     features = _moves(boards.device).features[_number(lines)].flatten(2)
@@ -102,26 +102,26 @@ def observe(config: Config, state: State) -> Tensor:
 
 
 def legal(config: Config, state: State) -> Tensor:
-    """(N, 4) bool: a move must slide or merge a tile."""
+    """Return action masks (N, 4) bool: a legal move slides or merges a tile."""
     del config
     boards, _ = _afterstates(state.board)
     return (boards != state.board.unsqueeze(1)).flatten(2).any(2)
 
 
 def cells(config: Config, state: State) -> Tensor:
-    """(N, 4, 4) uint8 indices into PALETTE."""
+    """Return the boards as (N, 4, 4) uint8 indices into PALETTE."""
     del config
     return state.board.to(torch.uint8)
 
 
 def action_names(config: Config) -> tuple[str, ...]:
-    """The sides that tiles slide to."""
+    """Return the sides that tiles slide to."""
     del config
     return ("up", "right", "down", "left")
 
 
 def controls(config: Config, level: int) -> Controls:
-    """The arrow keys; the game waits for them."""
+    """Return the arrow keys; the game waits for a key."""
     del config, level
     return Controls({"ArrowUp": 0, "ArrowRight": 1, "ArrowDown": 2, "ArrowLeft": 3})
 
@@ -130,7 +130,7 @@ class _Lines(NamedTuple):
     """Tables over all lines of four cells, numbered by `_number`."""
 
     slid: Tensor  # (65536, 4) int8: the line after it slides left
-    points: Tensor  # (65536,) int32: earned by that
+    points: Tensor  # (65536,) int32: points for that slide
     features: Tensor  # (65536, 4) float32: empty cells, possible merges, disorder and weight, each about 1
 
 
@@ -144,13 +144,13 @@ def _afterstates(board: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _number(lines: Tensor) -> Tensor:
-    """Return the number (…) int64, 4 bits for each cell, of lines (…, 4) int8."""
+    """Return the index (…) int64 of lines (…, 4) int8 in the tables: 4 bits per cell."""
     cell = lines.to(torch.int64)
     return cell[..., 0] | cell[..., 1] << 4 | cell[..., 2] << 8 | cell[..., 3] << 12
 
 
 def _moves(device: torch.device) -> _Lines:
-    """Return the tables, made once for each device."""
+    """Return the tables, built once per device."""
     if device not in _tables:
         number = torch.arange(16**4)
         cells = [(number >> 4 * i & 15).to(torch.int8) for i in range(4)]
@@ -179,7 +179,7 @@ def _pack(line: list[Tensor]) -> list[Tensor]:
 
 
 def _add_tile(config: Config, state: State) -> State:
-    """Put a 2 or a 4 on an empty cell, each as likely as any other; a full board stays as it is."""
+    """Put a 2 or a 4 on a uniformly drawn empty cell; leave a full board unchanged."""
     empty = state.board.flatten(1) == 0
     cell = select.draw(empty, random.bits(state.key, 2 * state.drawn))
     four = random.uniform(random.bits(state.key, 2 * state.drawn + 1)) < config.fours

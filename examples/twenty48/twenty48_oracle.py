@@ -18,7 +18,7 @@ class Oracle:
         self._add_tile()
 
     def step(self, action: int) -> tuple[float, bool, bool, int, bool]:
-        """Play one action: reward, terminated, truncated, score, won."""
+        """Play one action; return reward, terminated, truncated, score and won."""
         board, points = slide(self.board, action)
         if board != self.board:
             self.board = board
@@ -32,7 +32,7 @@ class Oracle:
         return {"board": self.board, "drawn": self.drawn, "key": self.key}
 
     def observe(self) -> list[list[float]]:
-        """For each move its reward, then the features of the rows and columns it leads to."""
+        """Return, for each move, its reward and the features of the rows and columns it leads to."""
         observation = []
         for action in range(4):
             board, points = slide(self.board, action)
@@ -69,7 +69,7 @@ def slide(board: list[list[int]], action: int) -> tuple[list[list[int]], int]:
 
 
 def line_features(line: list[int]) -> list[float]:
-    """Empty cells, a possible merge, disorder and weight of a row or column, each about 1."""
+    """Return empty cells, possible merge, disorder and weight of a row or column, each about 1."""
     tiles = [tile for tile in line if tile]
     merges = any(a == b for a, b in pairwise(tiles))
     rises = [b**4 - a**4 for a, b in pairwise(line)]

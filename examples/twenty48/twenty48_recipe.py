@@ -1,4 +1,4 @@
-"""Recipe for 2048: what learns fastest on a few CPU cores."""
+"""Recipe for 2048: the settings that learn fastest on a few CPU cores."""
 
 from __future__ import annotations
 
