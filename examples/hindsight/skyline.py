@@ -24,7 +24,7 @@ PALETTE = (
     ("empty", (24, 26, 30)),
     ("block to come", (74, 82, 98)),
     ("block", (96, 190, 130)),
-    ("block too many", (222, 92, 80)),
+    ("extra block", (222, 92, 80)),
 )
 
 

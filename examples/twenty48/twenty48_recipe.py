@@ -10,7 +10,7 @@ def settings(request: Request) -> dict[str, Setting]:
     if request.algo != "ppo":
         return {}
     return {
-        "hidden": Setting((64, 64), "the features say most of it, and four boards per move pass through the network"),
+        "hidden": Setting((64, 64), "the features carry most of the information; each move evaluates four boards"),
         "gamma": Setting(0.99, "merges pay off within a hundred moves"),
         "learning_rate": Setting(1e-3, "few updates fit into two minutes"),
     }
