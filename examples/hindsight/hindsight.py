@@ -50,7 +50,7 @@ class HindsightReplay(device.DeviceReplay):
             raise UserError(f"replay is hindsight, but the game has no goals: it does not define {', '.join(missing)}.")
         if request.n_step != 1:
             raise UserError(
-                f"n_step is {request.n_step}; hindsight needs 1: only the reward of a single step is recomputed for another goal."
+                f"n_step is {request.n_step}; hindsight needs 1: rewards of several steps are not recomputed."
             )
         super().__init__(request)
         self.goals: Any = game.module
