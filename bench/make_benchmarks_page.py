@@ -100,6 +100,12 @@ AGENT_UNITS = {
 }
 
 
+def score(value: float) -> str:
+    """Return a score with as many decimals as tell agents apart: none from 1,000 on, two below 10."""
+    decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
 def agents(file: Record) -> Iterator[Row]:
     """Return a row for each agent in a file written by bench/agents.py."""
     for name, row in file["rows"].items():
@@ -109,7 +115,7 @@ def agents(file: Record) -> Iterator[Row]:
         figure = row["figure"]
         unit = AGENT_UNITS[figure]
         is_rate = figure.endswith("win_rate")
-        text = rate if is_rate else lambda value: f"{value:,.{0 if value >= 1000 else 1}f}"
+        text = rate if is_rate else score
         seeds, failed = row["summary"], len(row["runs"]) - len(runs)
         card = f"examples/agents/{name}/README.md"
         same = (ROOT / card).exists() and row["command"] in (ROOT / card).read_text(encoding="utf-8")
@@ -710,13 +716,19 @@ def inference(file: Record) -> Iterator[Row]:
 
 def mario_ablation(file: Record) -> Iterator[Row]:
     """Return the rows of a file that bench/mario_ablation.py wrote."""
-    options = f" (`{' '.join(file['options'])}`)" if file.get("options") else ""
+    options = file.get("options", [])
+    level = file["level"]
+    if "--env.size" in options:
+        size = options[options.index("--env.size") + 1]
+        level += f" at {size}x{size}"
     for row in file["rows"]:
         setting = "the recipe" if row["variant"] == "none" else f"earlier {row['variant']}"
-        run = f"{quantity(row['env_steps'])} decisions{options}, {setting}, seed {row['seed']}"
+        run = f"{quantity(row['env_steps'])} decisions, {setting}, seed {row['seed']}"
         result = f"flag in {percent(row['greedy_flags'])} of games, sampled {percent(row['sampled_flags'])}"
         result += f", furthest x {row['greedy_x']:,.0f}"
-        yield Row(LEARNING, f"Super Mario Bros. {file['level']} with PPO, {run}", result)
+        if row.get("curve"):
+            result += f", {row['curve'][-1]['furthest_x']:,.0f} at the end of training"
+        yield Row(LEARNING, f"Super Mario Bros. {level} with PPO, {run}", result)
 
 
 # Files with the same prefix share an extractor.
@@ -770,6 +782,7 @@ def exports(file: Record) -> Iterator[Row]:
 EXTRACTORS: dict[str, Callable[[Record], Iterator[Row]]] = {
     "cartpole-cpu": cartpole,
     "gymnasium-cpu": gymnasium_envs,
+    "gymnasium-xeon": gymnasium_envs,
     "collect-mario-cpu": collecting,
     "collect-mario-profiled-cpu": collecting,
     "collect-rings-cpu": rings,
@@ -853,9 +866,10 @@ def hardware(file: Record) -> str:
     if "H200" in file["hardware"]:
         return "H200"
     cores = re.search(r"(\d+) CPU cores", file["hardware"])
-    if cores and cores[1] != "2":
-        return f"{cores[1]} CPU cores"
-    return f"2 CPU cores ({'Xeon' if 'Xeon' in file['hardware'] else 'Neoverse-N1'})"
+    count = int(cores[1]) if cores else 2
+    if count > 2:
+        return f"{count} CPU cores"
+    return f"{count} CPU core{'s' * (count > 1)} ({'Xeon' if 'Xeon' in file['hardware'] else 'Neoverse-N1'})"
 
 
 def main() -> None:
