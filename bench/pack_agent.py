@@ -39,15 +39,18 @@ def main() -> None:
     parser.add_argument("--int8", action="store_true", help="store large tensors in int8")
     parser.add_argument("--rank", type=int, default=0, help="store the largest matrix as a product of this rank")
     parser.add_argument("--checkpoint", default="newest", help="newest, best or a step")
+    parser.add_argument("--trust", action="store_true", help="load the modules that a packed run names")
     arguments = parser.parse_args()
 
     def evaluate(agent: Agent) -> dict[str, Any]:
         return agent.evaluate(arguments.episodes, max_steps=arguments.max_steps) | {"seed": 0}
 
-    packed = pack(arguments.run, arguments.folder, arguments.int8, arguments.rank, arguments.checkpoint)
+    packed = pack(
+        arguments.run, arguments.folder, arguments.int8, arguments.rank, arguments.checkpoint, arguments.trust
+    )
     after, before = evaluate(packed), None
     if arguments.int8 or arguments.rank:
-        before = evaluate(load_agent(arguments.run, "cpu", checkpoint=arguments.checkpoint))
+        before = evaluate(load_agent(arguments.run, "cpu", arguments.trust, arguments.checkpoint))
         print(f"score {before['score_mean']:.2f} before, {after['score_mean']:.2f} after")
         if after["score_mean"] < before["score_low"]:
             shutil.rmtree(arguments.folder)

@@ -61,7 +61,8 @@ def test_an_agent_of_a_users_environment_is_packed_without_the_signature(tmp_pat
     assert "redline watch packed --trust\nredline eval packed --trust --device cpu\n" in card
     assert "allows loading the module 'toys'" in card
     with pytest.raises(UserError, match="does not carry your signature"):
-        load_agent(out, "cpu")
+        pack.pack(out, tmp_path / "again")
+    assert pack.pack(out, tmp_path / "again", trust=True).env_steps == packed.env_steps
 
 
 def test_metrics_are_thinned(cnn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,18 +30,21 @@ _RARELY = 0.01  # smallest weight of a unit's errors, as the square root of its 
 Weights = dict[str, Tensor]
 
 
-def pack(run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: str = "newest") -> Agent:
+def pack(
+    run: Path, out: Path, int8: bool = False, rank: int = 0, checkpoint: str = "newest", trust: bool = False
+) -> Agent:
     """Write the agent of `run` to the run folder `out` and return it, reloaded from there.
 
     An existing packed agent is replaced; any other folder is refused.
 
     int8: store large tensors in int8, in a quarter of the bytes.
     rank: store the largest matrix as a product of two matrices, of this rank.
-    Either option may change the agent's choices: evaluate it.
+    Either of the two may change the agent's choices: evaluate it.
+    trust: load the modules that a packed `run` names, see redline.run.trust.
     """
     if out.exists() and (run.resolve().is_relative_to(out.resolve()) or not _is_packed(out)):
         raise UserError(f"{out} exists and is no packed agent; choose another folder.")
-    agent = load_agent(run, "cpu", checkpoint=checkpoint)
+    agent = load_agent(run, "cpu", trust, checkpoint)
     saved = Checkpoints(run, check=check_weights).select(checkpoint, groups=("model",))
     assert saved is not None  # the agent was loaded from it
     samples = collect_samples(agent)
