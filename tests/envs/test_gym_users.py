@@ -103,7 +103,7 @@ def test_an_id_of_a_package_hints_at_the_package() -> None:
         make_rules("gym:MiniGrid-Empty-5x5-v0").game.spec(GymConfig())
 
 
-# Observations with entries that are no numbers.
+# Observations with entries that are not numeric.
 
 
 class Mission(spaces.Space[str]):
@@ -161,7 +161,7 @@ gymnasium.register("ToyPair-v0", Pair, disable_env_checker=True)
 
 def test_entries_of_a_tuple_are_dropped_alike(capsys: pytest.CaptureFixture[str]) -> None:
     envs = GymEnvs(load_game("gym:ToyPair-v0"), GymConfig(), 2)
-    assert "they are no numbers: 0 (Text), 2.1 (Text)." in capsys.readouterr().err
+    assert "because they are not numeric: 0 (Text), 2.1 (Text)." in capsys.readouterr().err
     envs.reset(0)
     assert envs.obs.tolist() == [[3, 4, 0, 1, 0]] * 2
 
@@ -234,3 +234,10 @@ def play(config: GymConfig) -> None:
     envs.reset(0)
     for _ in range(4):
         envs.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0"])
+def test_the_mission_of_minigrid_is_dropped(name: str) -> None:
+    pytest.importorskip("minigrid")
+    spec = load_game(f"gym:minigrid:{name}").spec(GymConfig())
+    assert spec.obs_shape == (7 * 7 * 3 + 4,), "image and direction"

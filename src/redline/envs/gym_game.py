@@ -224,7 +224,7 @@ def _make_spec(kind: Any, name: str, config: GymConfig) -> Spec:
     limit = env.spec.max_episode_steps if env.spec else None
     if env.dropped and name not in _announced:
         _announced.add(name)
-        print(f"{name}: dropped from the observation, since they are no numbers: {env.dropped}.", file=sys.stderr)
+        print(f"{name}: dropped from the observation because they are not numeric: {env.dropped}.", file=sys.stderr)
     env.close()
     assert isinstance(space, spaces.Box)
     assert isinstance(actions, spaces.Discrete)
