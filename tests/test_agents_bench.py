@@ -14,6 +14,7 @@ import pytest
 from bench_scripts import load_script
 from redline import cli
 from redline.cli.parse import parse
+from redline.core.errors import UserError
 from redline.run.agent import load_agent
 
 
@@ -123,6 +124,19 @@ def test_results_that_cannot_be_read_are_an_error_of_the_run(
 ) -> None:
     monkeypatch.setattr(script, "redline_json", lambda *_: ({}, 1.0))
     assert "FileNotFoundError" in script.train("snake-10x10-ppo", 0, [], tmp_path / "none")["error"]
+
+
+def test_an_agent_that_cannot_be_packed_keeps_its_figures(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("it is too large")
+
+    monkeypatch.setattr(script, "pack", refuse)
+    row = {"figure": "win_rate", "runs": []}
+    script.add(row, {"seed": 3, "win_rate": 0.5}, tmp_path / "acrobot-3", tmp_path / "kept")
+    assert [run["seed"] for run in row["runs"]] == [3]
+    assert "acrobot-3 was not kept: it is too large" in capsys.readouterr().err
 
 
 def test_the_lowest_win_rate_is_that_of_the_worst_level(script: ModuleType) -> None:
