@@ -36,7 +36,10 @@ WAYS = {
 }
 GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "planes": ("snake", {"width": 7, "height": 7, "start": "random", "view": "planes"}),
-    "practice": ("snake", {"width": 7, "height": 7, "start": "random", "view": "wrapped", "reward_starve": -2.0}),
+    "practice": (
+        "snake",
+        {"width": 7, "height": 7, "start": "random", "view": "wrapped", "reward_starve": -2.0, "show_hunger": True},
+    ),
     "masked": ("tetris", {"width": 5, "height": 8, "view": "planes"}),
     "afterstates": ("tetris", {"width": 5, "height": 8, "view": "afterstates"}),
 }
