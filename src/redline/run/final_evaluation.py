@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from redline.core.records import Spec
 from redline.run.evaluate import Policy, evaluate, greedy
 from redline.run.plan import Plan
 from redline.run.progress import Progress
 from redline.run.session import Session
 
-MAX_STEPS = 4_000  # per slot: an agent that never loses must not play forever
+_MAX_STEPS = 4_000  # of a slot, in a game without an end: an agent that never loses must not play forever
+_MAX_STEPS_TO_WIN = 40_000  # of a slot, in a game that can be won: filling a 20x20 board in Snake takes 9,000
 _MUCH = 0.25  # difference between sampled and greedy score that triggers a hint, as a fraction of the larger one
+
+
+def max_steps(spec: Spec) -> int:
+    """Return the largest number of steps of a slot in an evaluation during or after training."""
+    return _MAX_STEPS_TO_WIN if spec.winnable else _MAX_STEPS
 
 
 def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[str, Any]:
     """Close the session's environments, play the run's `eval_episodes` and return the fields of the result."""
-    episodes = plan.settings.eval_episodes
-    progress.say(
-        f"Evaluating: {episodes} greedy games on held-out seeds, at most {MAX_STEPS:,} steps each; Ctrl-C skips it."
-    )
+    episodes, spec = plan.settings.eval_episodes, plan.rules.game.spec(plan.rules.config)
+    limit = max_steps(spec)
+    progress.say(f"Evaluating: {episodes} greedy games on held-out seeds, at most {limit:,} steps each; Ctrl-C skips it.")
     progress.start_activity("Evaluating")
     session.stop_playing()  # free the cores for the evaluation
     summary = evaluate(
@@ -27,13 +33,13 @@ def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[s
         episodes,
         plan.device,
         progress=lambda done: progress.count(done, episodes, "games"),
-        slot_steps=MAX_STEPS,
+        slot_steps=limit,
         compile=plan.compile,
         graph=plan.graph,
         notify=progress.say,
     ).summary()
     fields = {f"eval_{k}" if k in ("episodes", "stopped_by") else k: value for k, value in summary.items()}
-    return fields | {"eval_max_steps": MAX_STEPS, "winnable": plan.rules.game.spec(plan.rules.config).winnable}
+    return fields | {"eval_max_steps": limit, "winnable": spec.winnable}
 
 
 def greedy_policy(plan: Plan, session: Session) -> Policy:
@@ -47,9 +53,11 @@ def sampling_hint(plan: Plan, result: dict[str, Any], training_score: float | No
     """Return a hint about --sample if the greedy policy scores far below the sampled policy at the end of training, or "".
 
     training_score: mean score of the last log point that had one. It is comparable: a curriculum's last phase uses the run's
-    own options, and with backplay only whole games are counted.
+    own options, and with backplay only whole games are counted. An evaluation that stopped games early is not comparable.
     """
     if training_score is None or not plan.algo.STOCHASTIC or "score_mean" not in result:
+        return ""
+    if result.get("eval_stopped_by") == "max_steps":
         return ""
     lost = training_score - result["score_mean"]
     if lost <= max(_MUCH * max(abs(training_score), abs(result["score_mean"])), 2 * result["score_ci95"]):

@@ -67,7 +67,7 @@ class PeriodicEvaluation:
                 episodes,
                 plan.device,
                 progress=show,
-                slot_steps=final_evaluation.MAX_STEPS,
+                slot_steps=final_evaluation.max_steps(plan.rules.game.spec(plan.rules.config)),
                 graph=plan.graph,
                 notify=self.progress.say,
             ).summary()
