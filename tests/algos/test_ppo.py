@@ -573,15 +573,17 @@ def test_impossible_settings_are_errors_that_name_them(field: str, value: Any) -
 
 
 @pytest.mark.fault("G8")
-@pytest.mark.parametrize(("size", "accumulate"), [(24, 1), (65, 1), (24, 2), (128, 1)])
-def test_a_batch_that_does_not_divide_the_rollout_is_an_error(size: int, accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "accumulate", "nearest"), [(24, 1, 32), (14, 1, 16), (65, 1, 64), (24, 2, 32), (128, 1, 64), (31, 4, 16)]
+)
+def test_a_batch_that_does_not_divide_the_rollout_is_an_error(size: int, accumulate: int, nearest: int) -> None:
     config, rules = dataclasses.replace(TINY, batch_size=size), probe(paid_by_place)
     with pytest.raises(
-        UserError, match=r"ppo.batch_size is .*expected a divisor of the 64 steps .* such as \d\.$"
+        UserError, match=r"ppo.batch_size is .*expected a divisor of the 64 steps .* such as \d+\.$"
     ) as told:
         learner_of(config, rules, accumulate=accumulate)
-    fitting = int(str(told.value).removesuffix(".").split()[-1])
-    learner_of(dataclasses.replace(config, batch_size=fitting), rules, accumulate=accumulate)
+    assert int(str(told.value).removesuffix(".").split()[-1]) == nearest
+    learner_of(dataclasses.replace(config, batch_size=nearest), rules, accumulate=accumulate)
 
 
 def test_an_accumulation_that_does_not_divide_the_rollout_is_an_error() -> None:

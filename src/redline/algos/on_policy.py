@@ -149,7 +149,7 @@ class OnPolicyLearner(Learner):
         times = f" times accumulate {accumulate}" if accumulate > 1 else ""
         raise UserError(
             f"{group}.batch_size is {config.batch_size:,}{times}; expected a divisor of {steps}, such as "
-            f"{_minibatch(size // accumulate):,}."
+            f"{_nearest_divisor(size // accumulate, config.batch_size):,}."
         )
 
     # ------------------------------------------------------------------------------------------ defined by the algorithm
@@ -321,3 +321,9 @@ def in_precision(net: N, dtype: torch.dtype | None) -> N:
 def _minibatch(size: int) -> int:
     """Return a divisor of `size`: an eighth of it if that is a whole number."""
     return size // math.gcd(size, _MINIBATCHES)
+
+
+def _nearest_divisor(size: int, wanted: int) -> int:
+    """Return the divisor of `size` nearest to `wanted`, the larger of two."""
+    small = [k for k in range(1, math.isqrt(size) + 1) if size % k == 0]
+    return min({*small, *(size // k for k in small)}, key=lambda k: (abs(k - wanted), -k))
