@@ -104,13 +104,13 @@ def test_the_stand_in_is_as_broken_as_what_it_stands_for() -> None:
 
 def test_it_is_imported_without_a_word(old: None, capsys: pytest.CaptureFixture[str]) -> None:
     del old
-    MarioEnv(1, 1).close()
+    MarioEnv([(1, 1)]).close()
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_reward_is_the_way_the_clock_and_the_end(old: None) -> None:
     del old
-    env = MarioEnv(1, 1)
+    env = MarioEnv([(1, 1)])
     _, info = env.reset(seed=0)
     assert info == {"x": 40, "furthest_x": 40, "clock": 400, "won": False}
     obs, reward, terminated, truncated, info = env.step(RUN)
@@ -129,7 +129,7 @@ def test_a_reward_is_the_way_the_clock_and_the_end(old: None) -> None:
 @pytest.mark.parametrize("state", [1, 2])
 def test_a_jump_is_rewarded_when_mario_lands(old: None, state: int) -> None:
     del old
-    env = MarioEnv(1, 1)
+    env = MarioEnv([(1, 1)])
     env.reset(seed=0)
     env.emulator.memory[0x1D] = state  # Mario jumps or falls
     assert [env.step(RUN)[1] for _ in range(4)] == [0.0] * 4
@@ -152,7 +152,7 @@ def test_a_jump_is_rewarded_when_mario_lands(old: None, state: int) -> None:
 def test_positions_beyond_a_byte_are_whole_numbers(old: None) -> None:
     """Page times 256 plus place: bytes would overflow at 256, and a step back over a page is -1, not 65535."""
     del old
-    env = MarioEnv(1, 1)
+    env = MarioEnv([(1, 1)])
     env.reset()
     seen = [env.step(RIGHT_JUMP)[4]["x"] for _ in range(500)]
     assert seen == list(range(41, 541))
@@ -227,7 +227,7 @@ def test_who_gets_no_further_is_cut_short(old: None) -> None:
 def test_another_room_is_no_way(old: None) -> None:
     """Through a pipe x leaps, there and back: that earns nothing, and patience begins anew."""
     del old
-    env = MarioEnv(1, 1, patience=50)
+    env = MarioEnv([(1, 1)], patience=50)
     env.reset()
     for _ in range(40):
         env.step(RUN)
@@ -268,7 +268,7 @@ def test_chance_is_in_sticky_actions_and_first_frames(old: None) -> None:
 
 def test_who_is_run_over_while_waiting_begins_again(old: None, monkeypatch: pytest.MonkeyPatch) -> None:
     del old
-    env = MarioEnv(1, 1, noops=1000)
+    env = MarioEnv([(1, 1)], noops=1000)
     monkeypatch.setattr(old_mario, "PIT", range(40, 41))
     for seed in range(3):
         _, info = env.reset(seed=seed)
@@ -279,7 +279,7 @@ def test_who_is_run_over_while_waiting_begins_again(old: None, monkeypatch: pyte
 
 def test_practice_begins_before_the_last_loss(old: None) -> None:
     del old
-    env = MarioEnv(4, 2)
+    env = MarioEnv([(4, 2)])
 
     def until_it_ends(action: int) -> tuple[int, bool]:
         frames, terminated, info = 0, False, {"won": False}
@@ -349,7 +349,7 @@ def test_practice_can_be_asked_for(old: None) -> None:
 @pytest.mark.fault("C12")
 def test_close_is_final_and_may_be_said_twice(old: None) -> None:
     del old
-    env = MarioEnv(1, 1)
+    env = MarioEnv([(1, 1)])
     env.reset()
     env.close()
     env.close()
@@ -437,11 +437,48 @@ def test_scores_are_told_by_level(old: None) -> None:
     assert [level["episodes"] for level in both["levels"].values()] == [14, 14, 12]
 
 
+def test_training_practises_the_level_that_is_lost(old: None) -> None:
+    del old
+    envs = GymEnvs(load_game("mario:1-1,1-2"), MarioConfig(frame_skip=4), 2, choose_levels=True)
+    envs.reset(0)
+    won = {0: RUN_JUMP, 1: RIGHT}  # the first level is always won, the second always lost
+    ended: list[int] = []
+    while len(ended) < 120:
+        before = envs.playing.copy()
+        envs.step(np.array([won[level] for level in before.tolist()]))
+        np.testing.assert_array_equal(envs.level, before)
+        for i in np.flatnonzero(envs.episode_over):
+            assert envs.won[i] == (envs.level[i] == 0), "the flag or the pit of the level that was played"
+            ended.append(int(envs.level[i]))
+        targets = [env.unwrapped.emulator.target for env in envs.envs]  # type: ignore[attr-defined]
+        assert targets == [((1, 1), (1, 2))[level] for level in envs.playing]
+    late = ended[60:]
+    assert 3 <= late.count(0) < late.count(1) / 2
+    envs.close()
+
+
+def test_backplay_stays_in_its_level(old: None) -> None:
+    del old
+    config = MarioConfig(frame_skip=4)
+    envs = GymEnvs(load_game("mario:1-1,1-2"), config, 2, backplay=0.5, backplay_steps=8, choose_levels=True)
+    envs.reset(0)
+    practised = 0
+    for _ in range(3_000):
+        before = envs.playing.copy()
+        envs.step(np.full(2, RIGHT))
+        for i in np.flatnonzero(envs.ended & (envs.left > 0)):
+            assert envs.playing[i] == before[i]
+            practised += 1
+    assert practised > 10
+    envs.close()
+
+
 def test_training_tells_scores_by_level() -> None:
-    stats = CPUEpisodeStats(["1-1", "1-2", "1-1", "1-2"])
+    stats = CPUEpisodeStats(["1-1", "1-2"])
     zeros = np.zeros(4)
     step = {"episode_over": np.array([True, True, True, False]), "score": np.array([10.0, 20.0, 30.0, 99.0])}
     step |= {"length": zeros, "episode_return": zeros, "lost": zeros, "won": np.array([False, True, True, True])}
+    step["level"] = np.array([0, 1, 0, 1])
     stats.add(step)
     found = stats.read()
     assert {name: figure for name, figure in found.items() if name.startswith("level/")} == {
@@ -597,7 +634,7 @@ def test_what_cannot_be_imported_says_why(old: None, monkeypatch: pytest.MonkeyP
     del old
     monkeypatch.setitem(sys.modules, "nes_py._rom", None)
     with pytest.raises(UserError, match=r"which cannot be imported \(.*nes_py.*\); install it"):
-        MarioEnv(1, 1)
+        MarioEnv([(1, 1)])
 
 
 def test_it_is_known_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -628,12 +665,12 @@ def test_levels_play_as_in_nes_py(level: tuple[int, int], monkeypatch: pytest.Mo
         raise OSError("there is no C++ compiler")
 
     adapter._emulator.cache_clear()
-    ours = MarioEnv(*level)
+    ours = MarioEnv([level])
     with monkeypatch.context() as patch:
         patch.setattr(nes, "library", library)
         adapter._emulator.cache_clear()
         with pytest.warns(UserWarning, match=r"far slower than Redline's: there is no C\+\+ compiler; install g\+\+"):
-            theirs = MarioEnv(*level)
+            theirs = MarioEnv([level])
     adapter._emulator.cache_clear()
     assert ours.emulator.console is not None
     assert not hasattr(theirs.emulator, "console")
@@ -752,7 +789,7 @@ def test_levels_are_where_they_should_be(name: str, world: int, stage: int) -> N
 @real
 @pytest.mark.parametrize("level", [(1, 1), (1, 2), (4, 1)])
 def test_the_emulator_goes_back(level: tuple[int, int]) -> None:
-    env = MarioEnv(*level)
+    env = MarioEnv([level])
     first, _ = env.reset(seed=0, options={"snapshots": 30})
     first, seen, told, over = first.copy(), [], [], False
     while not over:  # until it meets the first enemy
@@ -801,7 +838,7 @@ def test_it_is_trained_with_the_emulator(
 
 @real
 def test_the_package_is_imported_without_a_word() -> None:
-    code = "from redline.envs.mario import MarioEnv; env = MarioEnv(1, 1); env.reset(); env.step(1); env.close()"
+    code = "from redline.envs.mario import MarioEnv; env = MarioEnv([(1, 1)]); env.reset(); env.step(1); env.close()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (found.stdout, found.stderr) == ("", "")
 

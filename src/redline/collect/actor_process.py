@@ -119,7 +119,9 @@ class _Actor:
         self.groups = []
         for group in job.groups:
             backplay = (job.backplay, job.backplay_steps)
-            envs = GymEnvs(rules.game, rules.config, group.num_envs, rules.time_limit, *backplay, group.first)
+            envs = GymEnvs(
+                rules.game, rules.config, group.num_envs, rules.time_limit, *backplay, group.first, choose_levels=True
+            )
             envs.activity = self.status.activity
             envs.reset(job.seed, job.number)
             ring = SharedRing(memory, group.ring_offset, SharedRingSpec.from_json(group.ring_spec))

@@ -78,22 +78,24 @@ class CPUEpisodeStats:
     """Results of the ended episodes of CPU environments."""
 
     def __init__(self, levels: Sequence[str] = ()) -> None:
-        """levels: name of the level that each environment plays; empty, or all names empty, if there is only one level."""
-        self.levels = levels if any(levels) else ()
+        """levels: names of the levels; empty if there is only one."""
+        self.levels = levels
         self.ended: list[tuple[float, float, float, bool, bool]] = []  # score, length, return, truncated, won
-        self.ended_in: list[str] = []  # level of each ended episode
+        self.ended_in: list[int] = []  # index of each ended episode's level
 
     def add(self, step: Mapping[str, Array]) -> None:
         """Add the episodes that ended in a step.
 
-        `step` holds (N,) arrays of all environments: `episode_over`, `score`, `length`, `episode_return`, `lost`, `won`.
+        `step` holds (N,) arrays of all environments: `episode_over`, `score`, `length`, `episode_return`, `lost`, `won`, and
+        `level` if there are several.
         """
         for env_index in np.flatnonzero(step["episode_over"]).tolist():
             score, length, episode_return, lost, won = (
                 step[name][env_index] for name in ("score", "length", "episode_return", "lost", "won")
             )
             self.ended.append((score, length, episode_return, not (lost or won), won))
-            self.ended_in.append(self.levels[env_index] if self.levels else "")
+            if self.levels:
+                self.ended_in.append(int(step["level"][env_index]))
 
     def read(self) -> dict[str, float]:
         """Return means over episodes, see `EpisodeStats`, and start over.
@@ -118,8 +120,8 @@ class CPUEpisodeStats:
     def _by_level(self, levels: Array, score: Array, won: Array) -> dict[str, float]:
         """Return the statistics of each level with ended episodes, from their levels, scores and wins, (E,) each."""
         figures: dict[str, float] = {}
-        for level in dict.fromkeys(self.levels):
-            its = levels == level
+        for index, level in enumerate(self.levels):
+            its = levels == index
             if its.any():
                 means = {"score": float(score[its].mean()), "win_rate": float(won[its].mean())}
                 figures |= {f"level/{level}/{name}": x for name, x in {"episodes": int(its.sum()), **means}.items()}

@@ -41,7 +41,9 @@ def make_collector(
 
     def in_this_process() -> SyncCollector:
         backplay = (options.backplay, options.backplay_steps)
-        gym_envs = GymEnvs(rules.game, rules.config, num_envs, rules.time_limit, *backplay, learner.first_env)
+        gym_envs = GymEnvs(
+            rules.game, rules.config, num_envs, rules.time_limit, *backplay, learner.first_env, choose_levels=True
+        )
         supervisor = EnvSupervisor(gym_envs, notify)
         gym_envs.reset(options.seed)
         return SyncCollector(rules, learner, supervisor, device, prepare)

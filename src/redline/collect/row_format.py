@@ -19,6 +19,7 @@ EPISODE_FIELDS = {
     "length": np.int64,
     "score": np.float64,
     "episode_return": np.float64,
+    "level": np.int16,
 }
 ENV_FIELDS = ("final_obs", *STEP_FIELDS, *EPISODE_FIELDS)  # copied from GymEnvs after a step
 

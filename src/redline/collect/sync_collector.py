@@ -36,7 +36,7 @@ class CPUCollector(Collector):
         self.rules, self.learner, self.notify = rules, learner, notify
         self._advised = False  # a time limit has been recommended
         game: Any = rules.game
-        self.episode_stats = CPUEpisodeStats([game.level_of(learner.first_env + i) for i in range(num_envs)])
+        self.episode_stats = CPUEpisodeStats(game.levels)
         spec = learner.spec
         self.frames = spec.frames
         frame = torch.zeros(num_envs, *frame_shape(spec), dtype=spec.obs_dtype, device=device)

@@ -22,6 +22,7 @@ from redline.envs import env_activity
 from redline.envs.array_wrapper import entry_name
 from redline.envs.gym_game import frame_shape
 from redline.envs.gym_make import failure
+from redline.envs.level_choice import LevelChoice
 
 BACKPLAY_LENGTH = 4  # an episode of backplay lasts this many times `backplay_steps`
 Array = np.ndarray[Any, Any]
@@ -46,10 +47,13 @@ class GymEnvs:
         backplay: float = 0.0,
         backplay_steps: int = 32,
         first: int = 0,
+        choose_levels: bool = False,
     ) -> None:
         """Make `count` environments.
 
         first: index of the first of these environments among those of all processes.
+        choose_levels: if the game has several levels, choose one for each whole game by LevelChoice. Otherwise every
+            environment plays the same level all the time.
         backplay: probability that an episode starts about `backplay_steps` before the last loss, if the last whole game
             was lost and the game can restore snapshots. It is truncated after BACKPLAY_LENGTH times as many steps, and
             `episode_over` stays False: only whole games are counted.
@@ -57,7 +61,12 @@ class GymEnvs:
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps, self.first = backplay, backplay_steps, first
         spec = game.spec(config)
+        self.playing = np.zeros(
+            count, np.int16
+        )  # index of the level that each environment plays; 0 if there is only one
+        self.level_choice = LevelChoice(len(game.levels)) if choose_levels and game.levels else None
         self.envs = [self._make(env_index) for env_index in range(count)]
+        self.level = self.playing.copy()  # the level in which the last step was played
         self.obs = np.zeros((count, *frame_shape(spec)), torch.empty(0, dtype=spec.obs_dtype).numpy().dtype)
         self.final_obs = np.zeros_like(self.obs)
         self.reward = np.zeros(count, np.float32)
@@ -105,6 +114,7 @@ class GymEnvs:
         with env_activity.calling(env_activity.MAKING):
             reach("env.make")
             env: gymnasium.Env[Any, Any] = self.game.make(self.config, env_index=self.first + i)
+            self.playing[i] = (self.first + i) % max(len(self.game.levels), 1)
             return env
 
     def _reset_one(self, i: int) -> None:
@@ -141,6 +151,7 @@ class GymEnvs:
             raise RuntimeError(f"step of {self.game.name} was called {when}.")
         for array in (self.length, self.score, self.episode_return):
             array[self.ended] = 0
+        self.level[:] = self.playing
         activity, first = self.activity, self.first
         activity[1] += 1
         try:
@@ -179,6 +190,8 @@ class GymEnvs:
         self.lost[i], self.won[i] = terminated, terminated and bool(info.get(self.game.WON))
         if self.episode_over[i]:
             self.failed[i] = terminated and not self.won[i]
+            if self.level_choice:
+                self.level_choice.record(self.level[i], self.won[i], self.length[i])
         self.terminated[i] = terminated or life_lost
         self.truncated[i] = truncated and not self.terminated[i]
         if ended:
@@ -218,10 +231,12 @@ class GymEnvs:
 
     def _next_episode(self, env: gymnasium.Env[Any, Any], i: int) -> tuple[Any, dict[str, Any]]:
         """Start a whole game or, with probability `backplay` after a loss, a backplay episode; return observation and info."""
-        if not self.backplay:
-            return env.reset()
-        backplay = bool(self.failed[i] and self.rng.random() < self.backplay)
-        obs, info = env.reset(options=self._snapshots() | {"backplay": backplay})
+        options: dict[str, Any] = {}
+        if self.backplay:
+            options = self._snapshots() | {"backplay": bool(self.failed[i] and self.rng.random() < self.backplay)}
+        if self.level_choice and not options.get("backplay"):
+            options["level"] = self.playing[i] = self.level_choice.draw(self.rng)
+        obs, info = env.reset(options=options) if options else env.reset()
         self.left[i] = BACKPLAY_LENGTH * self.backplay_steps if info.get("backplay") else 0
         return obs, info
 

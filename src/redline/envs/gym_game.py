@@ -95,7 +95,8 @@ class GymGame:
 
     An environment with CAN_RESTORE takes snapshots during whole games if `reset` gets the option `snapshots`, the number
     of frames between snapshots. With the option `backplay` it starts from the last snapshot before a loss, if it has one,
-    and sets `backplay` in the info.
+    and sets `backplay` in the info. An environment with `levels` changes its level if `reset` gets the option `level`, an
+    index of `levels`.
     """
 
     ON_CPU = True
@@ -113,7 +114,7 @@ class GymGame:
     # Options that a resumed run may change: they do not affect the games.
     RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
-    levels: tuple[str, ...] = ()  # names of the levels; environment i plays levels[i % len(levels)]; empty: only one
+    levels: tuple[str, ...] = ()  # names of the levels; environment i starts with levels[i % len(levels)]; empty: only one
     Config: type[GymConfig] = GymConfig
     State = GymState
 
@@ -143,7 +144,7 @@ class GymGame:
         return self.prepare(self.open(config, render_mode, env_index), config)
 
     def level_of(self, env_index: int) -> str:
-        """Return the level that environment `env_index` plays; empty if there is only one."""
+        """Return the level that environment `env_index` plays, in training its first one; empty if there is only one."""
         return self.levels[env_index % len(self.levels)] if self.levels else ""
 
     def prepare(self, env: gymnasium.Env[Any, Any], config: GymConfig) -> gymnasium.Env[Any, Any]:

@@ -1,4 +1,6 @@
-"""Super Mario Bros., level 1-1, that of mario:WORLD-STAGE, or several (mario:1-1,1-2), dealt to the environments in turn.
+"""Super Mario Bros., level 1-1, that of mario:WORLD-STAGE, or several (mario:1-1,1-2).
+
+Several levels are dealt to the environments in turn. In training, each then chooses the level of its next game.
 
 The package gym-super-mario-bros provides the game and the layout of its memory. Version 7.4, the last one for Python before
 3.13, was written for old Gym and NumPy 1; its game runs in the emulator of `nes`, which is faster. Version 9 is written for
@@ -21,7 +23,7 @@ import importlib
 import io
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,41 +87,59 @@ class MarioGame(GymGame):
         self.levels = tuple(levels) if len(levels) > 1 else ()
 
     def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
-        world, stage = self._targets[env_index % len(self._targets)]
-        return MarioEnv(world, stage, config.noops, config.patience, render_mode)
+        level = env_index % len(self._targets)
+        return MarioEnv(self._targets, level, config.noops, config.patience, render_mode)
 
     def check_installed(self) -> None:
         _emulator()
 
 
 class MarioEnv(gymnasium.Env[Any, Any]):
-    """One level, one frame per step. The observation is a view of the emulator's screen, valid until the next step.
+    """One of several levels, one frame per step. The observation is a view of the emulator's screen, valid until the next step.
 
     A reward of 1 is 15 pixels to the right. A jump is rewarded when Mario lands: one into a chasm earns nothing, however far
     it goes. A count of the clock costs one pixel, death costs 15, and winning earns 15.
 
     While `frame_hidden` is set, frames are not drawn: the observation is None unless the game ends.
 
-    `reset` takes the options `snapshots`, the number of frames between snapshots, and `backplay`, to start from the last one.
+    `reset` takes the options `level`, to play another level from now on, `snapshots`, the number of frames between snapshots,
+    and `backplay`, to start from the last one.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012  (Gymnasium's own type)
 
     def __init__(
-        self, world: int, stage: int, noops: int = 0, patience: int = 0, render_mode: str | None = None
+        self,
+        targets: Sequence[tuple[int, int]],
+        level: int = 0,
+        noops: int = 0,
+        patience: int = 0,
+        render_mode: str | None = None,
     ) -> None:
+        """targets: worlds and stages of the levels. level: index of the first level to play."""
         self.observation_space = spaces.Box(0, 255, _SCREEN, np.uint8)
         self.action_space = spaces.Discrete(len(_BUTTONS))
         self.noops, self.patience, self.render_mode = noops, patience, render_mode
-        self.emulator = _emulator()(target=(world, stage))
+        self.targets, self.emulators = targets, dict[int, Any]()  # a console for each level that was played
         self.frame_hidden = False
         self.snapshot_every = 0  # frames between snapshots; 0: none are taken
         self.snapshot: tuple[int, ...] | None = None  # counters at the snapshot that the emulator holds
         self.backplay = False  # this episode started from a snapshot
+        self._enter(level)
+
+    def _enter(self, level: int) -> None:
+        """Play `level` from now on; its last snapshot is out of date."""
+        if level not in self.emulators:
+            self.emulators[level] = _emulator()(target=self.targets[level])
+        self.level, self.emulator, self.snapshot = level, self.emulators[level], None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        emulator, requested = self._running(), options or {}
+        self._running()
+        requested = options or {}
+        if requested.get("level", self.level) != self.level:
+            self._enter(requested["level"])
+        emulator = self.emulator
         self.snapshot_every, self.frames = requested.get("snapshots", 0), 0
         snapshot = self.snapshot if requested.get("backplay") else None
         self.backplay = snapshot is not None
@@ -183,9 +203,9 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         return self.emulator
 
     def close(self) -> None:
-        if self.emulator is not None:  # closing it twice is an error
-            self.emulator.close()
-            self.emulator = None
+        for emulator in self.emulators.values():
+            emulator.close()
+        self.emulator, self.emulators = None, {}  # closing an emulator twice is an error
 
 
 @functools.cache

@@ -24,7 +24,9 @@ def evaluate_session(plan: Plan, session: Session, progress: Progress) -> dict[s
     """Close the session's environments, play the run's `eval_episodes` and return the fields of the result."""
     episodes, spec = plan.settings.eval_episodes, plan.rules.game.spec(plan.rules.config)
     limit = max_steps(spec)
-    progress.say(f"Evaluating: {episodes} greedy games on held-out seeds, at most {limit:,} steps each; Ctrl-C skips it.")
+    progress.say(
+        f"Evaluating: {episodes} greedy games on held-out seeds, at most {limit:,} steps each; Ctrl-C skips it."
+    )
     progress.start_activity("Evaluating")
     session.stop_playing()  # free the cores for the evaluation
     summary = evaluate(
