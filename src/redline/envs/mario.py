@@ -11,8 +11,8 @@ or 400 counts of 24 frames) runs out. An agent stuck at a wall would spend most 
 episode without progress for `patience` frames is truncated. The emulator is deterministic: episodes differ only by their
 actions (and thus by `sticky`) and by `noops`.
 
-For backplay (`--backplay`) the emulator keeps its only snapshot and replaces it at regular intervals during a whole game.
-After a loss, backplay starts from that snapshot, unless the loss cannot be avoided from there.
+For backplay (`--backplay`) the emulator keeps one snapshot and replaces it at regular intervals during a whole game. After a
+loss, backplay starts from that snapshot, unless the loss cannot be avoided from there.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  #
 _SCREEN = (240, 256, 3)
 _STRIDE = 5  # most pixels Mario can move in a frame; a longer distance is a pipe or the loop of a maze
 _PRIZE = 15.0  # reward for winning and penalty for dying, in pixels: six frames of running
+_START, _SNAPSHOT = 0, 1  # slots of the emulator for states
 _TOO_LATE = 60  # frames from a snapshot to a loss within which the loss counts as unavoidable
 _LEVEL = re.compile(r"([1-8])-([1-4])")
 
@@ -235,16 +236,26 @@ def _emulator() -> Any:
         def begin(self) -> None:
             """Start the level from its beginning."""
             if self.moved:
-                self._has_backup = self.moved = False
-                # With its old memory the game would take this for a press of the reset button and start at 1-1.
-                self.ram[:] = bytes(len(self.ram))
-                self.reset()
-                self._skip_start_screen()
-                self._backup()
+                self.moved = False
+                self._return_to_start()
             self.reset()
+
+        def _return_to_start(self) -> None:
+            """Make `reset` restore the start of the level again."""
+            if hasattr(self, "slot"):
+                self.slot = _START
+                return
+            self._has_backup = False
+            # With its old memory the game would take this for a press of the reset button and start at 1-1.
+            self.ram[:] = bytes(len(self.ram))
+            self.reset()
+            self._skip_start_screen()
+            self._backup()
 
         def take_snapshot(self) -> None:
             """Save the state that `reset` restores from now on."""
+            if hasattr(self, "slot"):
+                self.slot = _SNAPSHOT
             self._backup()
             self.moved = True
 
@@ -287,6 +298,7 @@ def _on_console(base: Any) -> Any:
 
         console: nes.Console
         frame_hidden = False
+        slot = _START  # where `_backup` saves a state, and `_restore` finds it
 
         def _controller_buffer(self, port: int) -> Any:  # the base class's first use of its emulator
             if port == 0:
@@ -310,11 +322,11 @@ def _on_console(base: Any) -> Any:
             self.console.step(buttons, draw=False)
 
         def _backup(self) -> None:
-            self.console.backup()
+            self.console.backup(self.slot)
             self._has_backup = True
 
         def _restore(self) -> None:
-            self.console.restore()
+            self.console.restore(self.slot)
 
         def reset(self) -> Any:
             self._will_reset()

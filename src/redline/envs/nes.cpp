@@ -179,8 +179,8 @@ class Console : Moment {
         play();
     }
 
-    void backup() { saved = *this; }
-    void restore() { static_cast<Moment&>(*this) = saved; }
+    void backup(int slot) { saved[slot] = *this; }
+    void restore(int slot) { static_cast<Moment&>(*this) = saved[slot]; }
     Byte* memory() { return now.memory; }
 
     // Bring the screen up to date and return it.
@@ -198,7 +198,7 @@ class Console : Moment {
     }
 
    private:
-    Moment saved;
+    Moment saved[2];
     std::vector<Byte> program, patterns;
     Address program_mask = 0;
     bool patterns_writable = false, has_extended = false;
@@ -794,7 +794,7 @@ Pixel* Screen(Console* console) { return console->draw(); }
 Byte* Memory(Console* console) { return console->memory(); }
 void Reset(Console* console) { console->reset(); }
 void Step(Console* console, bool drawing) { console->step(drawing); }
-void Backup(Console* console) { console->backup(); }
-void Restore(Console* console) { console->restore(); }
+void Backup(Console* console, int slot) { console->backup(slot); }  // slot: 0 or 1
+void Restore(Console* console, int slot) { console->restore(slot); }
 void Close(Console* console) { delete console; }
 }

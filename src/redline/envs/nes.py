@@ -50,13 +50,13 @@ class Console:
         """Press the reset button."""
         self._library.Reset(self._pointer)
 
-    def backup(self) -> None:
-        """Save the current state, replacing the one saved before."""
-        self._library.Backup(self._pointer)
+    def backup(self, slot: int = 0) -> None:
+        """Save the current state in `slot`, 0 or 1, replacing the one saved there before."""
+        self._library.Backup(self._pointer, slot)
 
-    def restore(self) -> None:
-        """Restore the state that `backup` saved."""
-        self._library.Restore(self._pointer)
+    def restore(self, slot: int = 0) -> None:
+        """Restore the state that `backup` saved in `slot`."""
+        self._library.Restore(self._pointer, slot)
 
     def close(self) -> None:
         """Free the memory that `screen`, `ram` and `pads` are views of; idempotent."""
@@ -83,7 +83,8 @@ def library() -> Any:
         ("Screen", [pointer], pointer),
         ("Memory", [pointer], pointer),
         ("Step", [pointer, ctypes.c_bool], None),
-        *((name, [pointer], None) for name in ("Reset", "Backup", "Restore", "Close")),
+        *((name, [pointer, ctypes.c_int], None) for name in ("Backup", "Restore")),
+        *((name, [pointer], None) for name in ("Reset", "Close")),
     ):
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, result
