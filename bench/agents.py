@@ -94,6 +94,10 @@ ROWS = {
         f"tetris --algo dqn --env.width 7 --env.height 14 --env.view planes {_UNIFORM} {_PLANES} --minutes 20",
         "Tetris 7x14 uniform from planes, DQN", "score_mean", 752, 1000,
     ),
+    "tetris-7x14-dqn-boards": Row(
+        f"tetris --algo dqn --env.width 7 --env.height 14 --env.view boards {_UNIFORM} --minutes 6",
+        "Tetris 7x14 uniform from raw boards after each placement, DQN", "score_censored", 752, 1024, max_steps=20_000_000,
+    ),
     **{
         f"mario-{level}-ppo": Row(
             f"mario{f':{level}' * (level != '1-1')} {_MARIO}", f"Super Mario Bros. {level}, sticky 0.25, PPO", "win_rate",
