@@ -200,7 +200,7 @@ def test_a_step_is_worth_about_one(old: None) -> None:
     for action in [RUN_JUMP] * 60 + [RUN] * 80:
         play(envs, action)
         rewards.append(float(envs.reward[0]))
-    assert max(rewards) == pytest.approx((4 * 3 + 15) / 15, abs=0.3)
+    assert max(rewards) == pytest.approx((4 * 3 + 150) / 15, abs=0.3), "the flag"
     assert -1.1 < min(rewards) < -0.3
     assert 0.5 < np.median(rewards) <= 1
 

@@ -114,7 +114,9 @@ class GymGame:
     # Options that a resumed run may change: they do not affect the games.
     RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
-    levels: tuple[str, ...] = ()  # names of the levels; environment i starts with levels[i % len(levels)]; empty: only one
+    levels: tuple[
+        str, ...
+    ] = ()  # names of the levels; environment i starts with levels[i % len(levels)]; empty: only one
     Config: type[GymConfig] = GymConfig
     State = GymState
 

@@ -39,7 +39,11 @@ _RIGHT, _LEFT, _B, _A = 128, 64, 2, 1  # bits of the controller; A jumps, B runs
 _BUTTONS = (0, _RIGHT, _RIGHT | _A, _RIGHT | _B, _RIGHT | _A | _B, _A, _LEFT)  # the package's SIMPLE_MOVEMENT
 _SCREEN = (240, 256, 3)
 _STRIDE = 5  # most pixels Mario can move in a frame; a longer distance is a pipe or the loop of a maze
-_PRIZE = 15.0  # reward for winning and penalty for dying, in pixels: six frames of running
+_REWARDED = 15.0  # pixels to the right that earn a reward of 1: six frames of running
+_DEATH = 15.0  # penalty for dying, in pixels
+# Reward for winning, in pixels. A death forfeits what Mario would have earned later, discounted the worth of about 200 pixels.
+# At the end of a level there is no later: without a large reward, dying in front of the axe would cost almost nothing.
+_WIN = 150.0
 _START, _SNAPSHOT = 0, 1  # slots of the emulator for states
 _TOO_LATE = 60  # frames from a snapshot to a loss within which the loss counts as unavoidable
 _LEVEL = re.compile(r"([1-8])-([1-4])")
@@ -70,6 +74,7 @@ class MarioGame(GymGame):
     SCORE_NAME = "furthest x"
     SCORE = "furthest_x"
     WON = "won"
+    VERSION = 2  # winning earns 10 instead of 1
     CAN_RESTORE = True
     Config = MarioConfig
 
@@ -99,7 +104,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
     """One of several levels, one frame per step. The observation is a view of the emulator's screen, valid until the next step.
 
     A reward of 1 is 15 pixels to the right. A jump is rewarded when Mario lands: one into a chasm earns nothing, however far
-    it goes. A count of the clock costs one pixel, death costs 15, and winning earns 15.
+    it goes. A count of the clock costs one pixel, death costs 15, and winning earns 150.
 
     While `frame_hidden` is set, frames are not drawn: the observation is None unless the game ends.
 
@@ -168,7 +173,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         if abs(x - self.x) > _STRIDE:
             self.rewarded = self.record = x
         self.idle = 0 if x > self.record else self.idle + 1
-        pixels = min(clock - self.clock, 0) + (_PRIZE if won else -_PRIZE if over else 0)
+        pixels = min(clock - self.clock, 0) + (_WIN if won else -_DEATH if over else 0)
         if emulator.is_supported():
             pixels += x - self.rewarded
             self.rewarded = x
@@ -178,7 +183,7 @@ class MarioEnv(gymnasium.Env[Any, Any]):
         if self.snapshot_every:
             self._update_snapshot(over or truncated, over and not won)
         screen = None if self.frame_hidden and not (over or truncated) else emulator.screen
-        return screen, pixels / _PRIZE, over, truncated, self._info(counters)
+        return screen, pixels / _REWARDED, over, truncated, self._info(counters)
 
     def render(self) -> Any:
         """Return a copy of the screen, (240, 256, 3) uint8."""
