@@ -61,9 +61,7 @@ class GymEnvs:
         self.game, self.config, self.time_limit = game, config, time_limit
         self.backplay, self.backplay_steps, self.first = backplay, backplay_steps, first
         spec = game.spec(config)
-        self.playing = np.zeros(
-            count, np.int16
-        )  # index of the level that each environment plays; 0 if there is only one
+        self.playing = np.zeros(count, np.int16)  # index of each environment's level; 0 if there is only one
         self.level_choice = LevelChoice(len(game.levels)) if choose_levels and game.levels else None
         self.envs = [self._make(env_index) for env_index in range(count)]
         self.level = self.playing.copy()  # the level in which the last step was played

@@ -114,9 +114,8 @@ class GymGame:
     # Options that a resumed run may change: they do not affect the games.
     RESUME_FREE = ("nonfinite", "bound", "timeout", "restarts")
     STACKED = ("obs",)
-    levels: tuple[
-        str, ...
-    ] = ()  # names of the levels; environment i starts with levels[i % len(levels)]; empty: only one
+    # Names of the levels; empty if there is only one. Environment i starts with levels[i % len(levels)].
+    levels: tuple[str, ...] = ()
     Config: type[GymConfig] = GymConfig
     State = GymState
 
