@@ -231,7 +231,7 @@ def test_closing_lines_mention_games_that_were_stopped(trained: tuple[Path, Outp
     assert result["finished"] == result["eval_episodes"] == 4
     assert "stopped after" not in closing_lines(result, {})
     lines = closing_lines(result | {"finished": 1, "game_overs": 0, "score_censored_low": 15.5}, {})
-    note = "\n3 of them were stopped after 4,000 steps and count as they stood; score per game over: more than 15.5"
+    note = "\n3 of them were stopped after 40,000 steps and count as they stood; score per game over: more than 15.5"
     assert note in lines
 
 

@@ -502,10 +502,13 @@ with BlockFile.open(folder / "locked", **SHAPE):
 
 def orphan():
     file = BlockFile.open(folder / "locked", **SHAPE)
+    started, begin = os.pipe()
     if os.fork() == 0:
+        os.write(begin, b"1")  # its copy of the file's descriptor is closed
         os.close(end)
         os.read(start, 1)  # the worker stays until the test is over
         os._exit(0)
+    os.read(started, 1)
     die()
 
 start, end = os.pipe()

@@ -106,7 +106,7 @@ def test_on_a_gpu_the_whole_board_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     larger = resolve(Settings("snake", env_options={"width": 20, "height": "20"}))
     assert (larger.algo_config.net, larger.algo_config.channels) == ("cnn", (64, 128, 128))
     assert larger.algo_config.stride == 2
-    assert (larger.num_envs, larger.algo_config.hidden, larger.minutes) == (4096, (512,), 20.0)
+    assert (larger.num_envs, larger.algo_config.hidden, larger.minutes) == (4096, (512,), 23.0)
     pqn = resolve(Settings("snake", algo="pqn"))
     assert (pqn.algo_config.net, pqn.algo_config.hidden, pqn.num_envs) == ("mlp", (1024, 512), 16_384)
     for plan in (larger, pqn):
