@@ -112,7 +112,7 @@ class GymEnvs:
         with env_activity.calling(env_activity.MAKING):
             reach("env.make")
             env: gymnasium.Env[Any, Any] = self.game.make(self.config, env_index=self.first + i)
-            self.playing[i] = (self.first + i) % max(len(self.game.levels), 1)
+            self.playing[i] = self.game.level_index(self.first + i)
             return env
 
     def _reset_one(self, i: int) -> None:

@@ -144,9 +144,13 @@ class GymGame:
         """
         return self.prepare(self.open(config, render_mode, env_index), config)
 
+    def level_index(self, env_index: int) -> int:
+        """Return the index of the level that environment `env_index` plays, in training first; 0 if there is only one."""
+        return env_index % max(len(self.levels), 1)
+
     def level_of(self, env_index: int) -> str:
-        """Return the level that environment `env_index` plays, in training its first one; empty if there is only one."""
-        return self.levels[env_index % len(self.levels)] if self.levels else ""
+        """Return the name of the level with that index; empty if there is only one."""
+        return self.levels[self.level_index(env_index)] if self.levels else ""
 
     def prepare(self, env: gymnasium.Env[Any, Any], config: GymConfig) -> gymnasium.Env[Any, Any]:
         """Return `env` wrapped with the preprocessing of these options."""

@@ -93,8 +93,7 @@ class MarioGame(GymGame):
         self.levels = tuple(levels) if len(levels) > 1 else ()
 
     def open(self, config: Any, render_mode: str | None = None, env_index: int = 0) -> gymnasium.Env[Any, Any]:
-        level = env_index % len(self._targets)
-        return MarioEnv(self._targets, level, config.noops, config.patience, render_mode)
+        return MarioEnv(self._targets, self.level_index(env_index), config.noops, config.patience, render_mode)
 
     def check_installed(self) -> None:
         _emulator()
